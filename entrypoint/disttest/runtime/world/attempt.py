@@ -1,4 +1,4 @@
-"""One attempt of a test as its world sees it: what each rank has said so far, and when it is over."""
+"""One attempt at a test, as its world records it: the reports of each rank so far, and when the attempt is over."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.protocol import PhaseEnded, Raised, RanksJoined, RunStop, TestDone
 from disttest.runtime.messages.raised import failed_outcome
 
-# Characters of the reports of one rank's subtests; of those beyond it only outcome and message are kept.
+# Characters of subtest reports kept for each rank; beyond this limit only outcome and message are kept,
+# so that one message can still carry the rest.
 _SUBTESTS_KEPT = 8 * 1024 * 1024
-# Which of the reports of a rank's phases speaks for it when none of them is bad.
+# If no phase of a rank failed, the first of these outcomes that it reported is its outcome.
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
 _LEFT_OUT = (Outcome.SKIPPED, Outcome.XFAILED)
 
@@ -42,65 +43,65 @@ def _is_strict(report: PhaseEnded) -> bool:
 
 
 def _skips_too_late(report: PhaseEnded) -> bool:
-    """Whether a tear-down skips, which does not undo what the call has shown."""
+    """Check for a skip in tear-down, which does not undo the result of the call."""
     return report.outcome is Outcome.SKIPPED and report.phase == "teardown"
 
 
 @dataclass(kw_only=True)
 class RankProgress:
-    """What one rank has done in the running attempt."""
+    """Everything that one rank reported or did in the running attempt."""
 
     rank: int
     pid: int
     log: str
     ready: bool = True
-    """Whether it ever came up."""
+    """Whether the rank came up and said so."""
     start_log: str = ""
-    """What a rank that never came up had printed."""
+    """End of the log of a rank that died before it was ready."""
     phase: str = "setup"
     reports: list[PhaseEnded] = field(default_factory=list)
     rendering: PhaseEnded | None = None
-    """The failure of a phase, as far as it is known before its report has arrived."""
+    """A failed phase whose full report has not arrived yet: its outcome and message only."""
     rendering_since_s: float = 0.0
     because_of: tuple[int, ...] = ()
-    """The ranks that had not joined the call in which it failed, or the one that called something else."""
+    """Ranks that had not joined the failed call, or the one rank that made a different call."""
     in_flight: Raised | None = None
-    """The exception that was on its way when the rank was ended."""
+    """The exception that the rank was handling when it was ended."""
     joined: list[RanksJoined] = field(default_factory=list)
-    """What became of ranks that this process started by itself."""
+    """Results of the ranks that this process started (for example with torch's test classes)."""
     recorded: Recorded = field(default_factory=Recorded)
-    """Warnings and facts that the test recorded."""
+    """Warnings and properties that the test recorded."""
     done: TestDone | None = None
     noted: dict[str, msgspec.Raw] = field(default_factory=dict)
-    """Name of a plugin -> what its part in the rank has sent while the test ran."""
+    """Plugin name -> data that its part in the rank sent during the test."""
     death: Exit | None = None
     died_at_s: float = 0.0
     last_words: str = ""
-    """What is known of the reason of its death: an uncaught exception of C++, memory that ran out."""
+    """Cause of death where it is known: an uncaught C++ exception, the out-of-memory killer."""
     lost: str = ""
-    """Why its channel cannot be trusted any more."""
+    """The reason why its control channel is no longer trusted."""
     killed: bool = False
     hung: bool = False
     ended_for: HangCause | None = None
-    """The reason for which it was ended before the limit of the test: no rank could go on."""
+    """The cause that ended the rank before the test's time limit: no rank could make progress."""
     stacks: str = ""
     below: str = ""
-    """Of a contained test: the processes that it had started, and their stacks."""
+    """For an isolated test: the processes that it started, with their stacks."""
     deaths_below: str = ""
-    """Which of those have died, while nobody waited for them."""
+    """Those of its processes that died without being awaited."""
     native: str = ""
-    """Its C frames, where they were asked for; they go into its log only."""
+    """C frames, if ``--native-stacks`` asks for them; they are written to the log only."""
     crash: str = ""
-    """The stacks that it has written into its log while a signal ended it."""
+    """Stacks that the rank wrote into its log while a fatal signal ended it."""
     collectives: tuple[Collective, ...] = ()
     xfail: bool = False
     """Whether the test was marked as an expected failure in its last phase."""
 
     size: int = 0
-    """Characters in its reports."""
+    """Characters in its reports so far."""
 
     def take_report(self, report: PhaseEnded) -> None:
-        """Keep a report, but not the texts of more subtests than a message can carry."""
+        """Keep a report; beyond :data:`_SUBTESTS_KEPT` characters, drop the texts of subtests."""
         if report.unrendered:
             self.rendering, self.rendering_since_s = report, monotonic()
             self.because_of = report.because_of
@@ -114,25 +115,25 @@ class RankProgress:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to come from this rank."""
+        """Whether this rank will send nothing more."""
         finished = self.done is not None and (self.done.exit_code is None or self.done.stays)
         return finished or self.death is not None or bool(self.lost) or self.killed
 
     @property
     def died(self) -> bool:
-        """Whether its process ended, or its channel broke, without our doing."""
+        """Whether its process ended, or its channel broke, although disttest did not end it."""
         return not self.killed and not self.left_as_announced and (self.death is not None or bool(self.lost))
 
     @property
     def left_as_announced(self) -> bool:
-        """Whether its process ended the way it said it would; of one that stayed, how it ends later says nothing."""
+        """Whether its process ended as announced. If the rank stays for another test, its later end does not count."""
         if self.done is None or self.done.exit_code is None:
             return False
         return self.done.stays or (self.death is not None and self.death.code == self.done.exit_code)
 
     @property
     def verdict_report(self) -> PhaseEnded | None:
-        """The report that speaks for this rank: the first bad one, else the most telling one; None without a call."""
+        """The report that decides the outcome: the first failure, otherwise by precedence."""
         reports = [*self.reports, *filter(None, [self.rendering])]
         for decides in (_is_bad, _is_strict):
             for report in reports:
@@ -147,18 +148,19 @@ class RankProgress:
 
     @property
     def may_run_another(self) -> bool:
-        """Whether its process is as it was before the test."""
+        """Whether its process can run the next test: nothing had to be left unrestored."""
         return self.done is not None and not self.done.retire and not self.done.broken
 
     def record(self, started_at_s: float) -> RankRecord:
-        """This rank's part of the attempt; times are on the monotonic clock."""
+        """Summarize the rank for the verdict; ``started_at_s`` is on the monotonic clock."""
         report = self.verdict_report
         has_failed = report is not None and report.outcome.is_bad
         was_cut = self.killed and report is not None and report.outcome.is_final
         reported = self.done is not None or was_cut or (self.died and has_failed)
         message = report.message if report else ""
         failed_at_s = report.ended_at_s if report and has_failed else None
-        if self.died and has_failed:  # what it said of the failure is the reason, its death comes of it
+        # The failure is the cause; the death is its consequence.
+        if self.died and has_failed:
             message = f"{message}; then it {self._exit_reason()}"
         elif self.died:
             message, failed_at_s = self._exit_reason(), self.died_at_s
@@ -242,29 +244,29 @@ class Attempt:
     test: TestCase
     number: int
     started_s: float
-    """On the monotonic clock."""
+    """Monotonic clock."""
     started_at_s: float
-    """On the wall clock."""
+    """Wall clock."""
     ranks: Sequence[RankProgress]
     failed_s: float | None = None
-    """When the first rank failed, died or gave up (an expected failure too: its peers may wait for it)."""
+    """When the first rank failed, died or xfailed; an expected failure counts because peers may wait for that rank."""
     lost_peer_s: float | None = None
-    """When the first rank failed because of another one, which has not failed yet."""
+    """When the first rank failed because it lost a peer, and the peer itself has not failed yet."""
     cancelled: str = ""
-    """Why it was cancelled, if it was."""
+    """The reason for a cancellation; empty if there was none."""
     cancelled_s: float = 0.0
     held_s: float | None = None
-    """Since when somebody debugs a rank, so that no limit counts."""
+    """Start of a debugger session in a rank; time limits are suspended while it lasts."""
     paused_s: float = 0.0
-    """How long somebody has done so."""
+    """Total length of such debugger sessions."""
     cause: HangCause | None = None
-    """Why its ranks cannot go on, if the watch of a plugin has found that."""
+    """The reason why no rank can make progress, if the watch of a plugin found one."""
     plugin_error: str = ""
-    """The first error of a plugin that watches the ranks: the message, and the traceback on further lines."""
+    """The first error of a plugin that watches the ranks: message, then the traceback on further lines."""
 
     @property
     def limit_s(self) -> float:
-        """How long it may take."""
+        """The time limit of the test, in seconds."""
         return self.test.timeout_s
 
     @property
@@ -274,7 +276,7 @@ class Attempt:
 
     @property
     def stop(self) -> RunStop | None:
-        """The end of the run that one of its ranks asked for first."""
+        """The first request to end the run that any rank made (``pytest.exit``, ``session.shouldstop``)."""
         reports = [(p.rank, report) for p in self.ranks for report in p.reports if report.stop is not None]
         if not reports:
             return None
@@ -283,44 +285,44 @@ class Attempt:
         return first.stop and msgspec.structs.replace(first.stop, reason=f"{who}{first.stop.reason}")
 
     def of(self, rank: int) -> RankProgress:
-        """What a rank has done; ranks are consecutive, and begin at 0 unless the world spans nodes."""
+        """Look up a rank. Ranks are consecutive; on a node of a spanning world they need not begin at 0."""
         return self.ranks[rank - self.ranks[0].rank]
 
     def living(self) -> list[RankProgress]:
-        """The ranks that are still at it."""
+        """List the ranks that have not finished yet."""
         return [progress for progress in self.ranks if not progress.is_over]
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
-        """Note a report; a failed phase (not a mere subtest) starts the grace of the others."""
+        """Record a report. A failed phase, unlike a failed subtest, starts the grace period of the other ranks."""
         self.of(rank).take_report(report)
         if not report.partial and not report.unrendered and report.outcome.is_final:
             self._note_end(report, report.ended_at_s)
 
     def _note_end(self, report: PhaseEnded | None, at_s: float) -> None:
-        """Remember the end of a rank, by the report that speaks for it."""
+        """Record when a rank ended, classified by the report that decides its outcome."""
         if report is not None and report.outcome.is_final and is_consequence(report.message):
             self.note_lost_peer(at_s)
         else:
             self.note_failure(at_s)
 
     def note_lost_peer(self, at_s: float) -> None:
-        """A rank has failed because of another one, which gets time to report why."""
+        """Record a failure that blames another rank; that rank gets time to report its own failure."""
         self.lost_peer_s = at_s if self.lost_peer_s is None else self.lost_peer_s
 
     def give_up_waiting(self) -> None:
-        """Take the failure of a rank that has lost a peer for the first one."""
+        """Treat the failure of a rank that lost a peer as the first failure: the peer reported none."""
         if self.lost_peer_s is not None:
             self.note_failure(self.lost_peer_s)
 
     def give_up_rendering(self, *, older_than_s: float = 0.0) -> None:
-        """Judge ranks by what is known before their reports are rendered, if that takes longer than this."""
+        """Count failures whose reports are still being rendered after ``older_than_s`` seconds."""
         now_s = monotonic()
         for progress in self.ranks:
             if progress.rendering is not None and now_s - progress.rendering_since_s >= older_than_s:
                 self.note_failure(progress.rendering.ended_at_s)
 
     def take_in_flight(self, rank: int, raised: Raised, *, phase: str, xfail: bool) -> None:
-        """Note the exception that a rank was handling; an assertion that was about to be raised is its failure."""
+        """Record the exception that a rank was handling; an assertion that it was about to raise is its failure."""
         progress = self.of(rank)
         progress.in_flight = raised
         if raised.is_assertion and progress.rendering is None:
@@ -337,31 +339,31 @@ class Attempt:
             self.note_failure(now_s)
 
     def note_death(self, progress: RankProgress) -> None:
-        """A process ended; nobody expects that in the middle of a test."""
+        """Record the death of a process, unless the rank announced it."""
         if not progress.left_as_announced:
             self.note_end(progress)
 
     def note_end(self, progress: RankProgress) -> None:
-        """Remember a process that has ended; what it has reported before is the reason."""
+        """Record a process that ended; an earlier report of it is the reason."""
         self._note_end(progress.verdict_report, progress.died_at_s)
 
     def note_failure(self, at_s: float) -> None:
-        """Remember the first failure."""
+        """Record the time of the first failure."""
         if self.failed_s is None:
             self.failed_s = at_s
 
     def cancel(self, reason: str, at_s: float) -> None:
-        """Give it up; the first reason counts."""
+        """Cancel the attempt; the first reason is kept."""
         if not self.cancelled:
             self.cancelled, self.cancelled_s = reason, at_s
 
     @property
     def cancel_margin_s(self) -> float:
-        """How long after it was cancelled the ranks may go on."""
+        """Seconds that the ranks may continue after a cancellation."""
         return 0.0
 
     def hold(self, now_s: float, *, on: bool) -> None:
-        """Have the limits stand still while a rank is debugged."""
+        """Suspend or resume the time limits, because a rank is being debugged."""
         if on:
             self.held_s = now_s if self.held_s is None else self.held_s
         elif self.held_s is not None:
@@ -372,16 +374,16 @@ class Attempt:
             self.held_s = None
 
     def start_again(self, now_s: float) -> None:
-        """The test begins anew within this attempt: its time limit does, too."""
+        """Restart the time limit: the test runs again within this attempt, in new ranks."""
         self.paused_s = now_s - self.started_s
 
     @property
     def _stands_still(self) -> bool:
-        """Whether no limit counts now."""
+        """Whether the time limits are suspended now."""
         return self.held_s is not None and not self.cancelled
 
     def overdue(self, now_s: float, grace_s: float) -> bool:
-        """Whether the test's deadline, or the grace after a failure, has passed, or a hang or a cancellation ends it."""
+        """Whether the ranks must be ended now: time limit, grace period, proven hang or cancellation."""
         if self._stands_still:
             return False
         if now_s - self.started_s - self.paused_s >= self.limit_s:
@@ -395,7 +397,7 @@ class Attempt:
         return self.failed_s is not None and now_s - self.failed_s >= grace_s
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
-        """Seconds until :meth:`overdue` may turn true by itself."""
+        """Seconds until :meth:`overdue` can become true through time alone."""
         if self._stands_still:
             return NO_LIMIT_S
         limits = [self.started_s + self.paused_s + self.limit_s]
@@ -409,25 +411,25 @@ class Attempt:
 
 
 class MainAttempt(Attempt):
-    """The running test of a main process: its failure is a report like any other, it has no peers to end."""
+    """The running test of a main process. A failure ends no peers, because there are none."""
 
     @property
     def limit_s(self) -> float:
-        """How long it may take."""
+        """The time limit in seconds; a main process gets a margin to end its own ranks first."""
         return self.test.timeout_s + (MAIN_MARGIN_S if self.test.kind is WorldKind.MAIN else 0.0)
 
     @property
     def cancel_margin_s(self) -> float:
-        """How long after it was cancelled it may go on."""
+        """Seconds that it may continue after a cancellation, to end its own ranks."""
         return MAIN_CANCEL_S if self.test.kind is WorldKind.MAIN else 0.0
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
-        """Note a report."""
+        """Record a report."""
         self.of(rank).take_report(report)
 
 
 def attempt_type(test: TestCase) -> type[Attempt]:
-    """What kind of attempt runs a test on one machine."""
+    """Choose the attempt class for a test on one machine."""
     special: type[Attempt] | None = plugin_manager().call("disttest_make_attempt", test=test)
     if special is not None:
         return special

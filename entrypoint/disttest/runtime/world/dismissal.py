@@ -1,4 +1,4 @@
-"""How the ranks of a world leave it: by themselves within a limit, else by signals."""
+"""End the ranks of a world: they leave on request within a time limit, otherwise by signals."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
 
 
 class Dismissal(NamedTuple):
-    """How they left."""
+    """Result of ending the ranks of a world."""
 
     stuck: frozenset[int] = frozenset()
-    """Ranks that did not leave by themselves, and were ended."""
+    """Ranks that did not leave within the limit and were ended."""
     note: str = ""
-    """Names those of them that had not been sent KILL in their test already; empty if there are none."""
+    """A sentence that names the stuck ranks which had not been killed during their test; empty without any."""
 
 
 def dismiss(ranks: Supervisor, limit_s: float) -> Dismissal:
-    """Let the living ranks leave by themselves for ``limit_s`` seconds, then end the rest."""
+    """Ask the living ranks to leave, wait ``limit_s`` seconds, then end the rest."""
     living = [handle for handle in ranks.handles if handle.child.poll() is None]
-    end_all([handle.child for handle in living if handle.gone])  # given up: it does not listen
+    # A rank that was given up no longer listens to its channel.
+    end_all([handle.child for handle in living if handle.gone])
     for handle in living:
         handle.channel.send(Leave())
     deadline = monotonic() + limit_s
@@ -42,7 +43,7 @@ def dismiss(ranks: Supervisor, limit_s: float) -> Dismissal:
 
 
 def late_deaths(ranks: Supervisor, attempt: Attempt, stuck: frozenset[int]) -> list[RankProcessHandle]:
-    """Ranks that died by a signal or with a code after their test was judged, without our doing."""
+    """List the ranks that died by a signal or with an exit code after their test was judged."""
     return [
         handle
         for handle in ranks.handles
@@ -51,5 +52,5 @@ def late_deaths(ranks: Supervisor, attempt: Attempt, stuck: frozenset[int]) -> l
 
 
 def _was_killed(attempt: Attempt | None, rank: int) -> bool:
-    """Whether we have sent it KILL during its last test already."""
+    """Whether disttest killed the rank during its last test."""
     return attempt is not None and attempt.of(rank).killed

@@ -1,7 +1,7 @@
-"""What a rank was doing: the Python stacks of all its threads, and the collectives it had called.
+"""Evidence of a rank that is about to be ended: the Python stacks of all threads, and its collectives.
 
-faulthandler answers a real-time signal from C, so it works while the rank waits in a collective, and
-writes to a file of its own, so that the dump can be told from the rank's output.
+faulthandler answers a real-time signal from C code, without the GIL, so it works while the rank waits in a
+collective. It writes to a file of its own, so that the dump never mixes with the rank's output.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _STATES = {
     "D": "in an uninterruptible sleep in the kernel (a device or a file system)",
 }
 
-# An answer without a known end counts as whole once it has not grown for so many looks.
+# Consecutive looks without growth after which an answer that has no recognizable end counts as complete.
 _SETTLED_LOOKS = 10
-# Of the limit: a rank that has told no stacks by then is asked for its collectives all the same.
+# Share of the time limit after which a rank without any stacks is asked for its collectives anyway.
 _SILENT_SHARE = 0.5
 _LINE = 1024
 _BOTTOM = re.compile(rb"( in (<module>|_run_module_as_main)|\n  \.\.\.)\n$")
@@ -42,7 +42,7 @@ _MOST_KEPT = 64 * 1024
 
 
 class RankEvidence(NamedTuple):
-    """What a rank that is about to be ended was doing."""
+    """State of one rank at the moment when it is ended."""
 
     stacks: str = ""
     collectives: tuple[Collective, ...] = ()
@@ -50,18 +50,18 @@ class RankEvidence(NamedTuple):
 
 
 class Process(Protocol):
-    """A living process that can be signalled."""
+    """A living process that accepts signals."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
 
     def signal(self, signum: int) -> None:
-        """Send it a signal; nothing happens if it has ended."""
+        """Send a signal; do nothing if the process has ended."""
 
 
 class EvidenceSource:
-    """A rank, or a process below one, that can be asked for its stacks and its collectives."""
+    """A rank, or a descendant of one, that can report its stacks and its collectives."""
 
     def __init__(self, child: Process, path: Path, questions: Path | None = None) -> None:
         self._child = child
@@ -69,14 +69,14 @@ class EvidenceSource:
         self._questions = questions
         self._seen = 0
         self.is_deaf = False
-        """Whether it has no handler any more for the signal that asks for stacks, which would end it."""
+        """Whether the process has lost its handler for the stacks signal, whose default action would end it."""
         self._flight: Path | None = None
 
     def ask_stacks(self) -> bool:
-        """Ask for the stacks, unless the process has not set up its signal handler yet, or has lost it.
+        """Request the stacks, unless the process has no signal handler yet, or has lost it.
 
         Returns:
-            Whether the process was asked.
+            Whether the request was sent.
         """
         answers = self._answers()
         if answers is None:
@@ -88,25 +88,25 @@ class EvidenceSource:
         return not self.is_deaf
 
     def ask_flight(self, flight: Path) -> None:
-        """Ask for the collectives.
+        """Request the collectives.
 
         Args:
-            flight: where they are to be written.
+            flight: the file that the rank writes them to.
         """
         if self._questions is not None and ask(self._questions, flight):
             self._flight = flight
 
     def state(self) -> str:
-        """Why it cannot answer at all, in words; empty for a process that runs or waits."""
+        """Describe why the process cannot answer at all; empty if it can."""
         return _STATES.get(process_state(self._child.pid), _DEAF if self.is_deaf else "")
 
     def answer_size(self) -> int:
-        """Bytes that have arrived since the question."""
+        """Bytes received since the request."""
         answers = self._answers()
         return answers.stat().st_size - self._seen if answers else 0
 
     def has_told_stacks(self) -> bool:
-        """Whether the answer ends where the main thread begins, which faulthandler tells last."""
+        """Whether the answer ends with the bottom of the main thread, which faulthandler writes last."""
         answers = self._answers()
         if answers is None:
             return False
@@ -115,11 +115,11 @@ class EvidenceSource:
             return _BOTTOM.search(file.read()) is not None
 
     def has_told_flight(self) -> bool:
-        """Whether its collectives are there, or will never be."""
+        """Whether the collectives have arrived, or were not requested."""
         return self._flight is None or self._flight.exists()
 
     def read(self) -> RankEvidence:
-        """The answers so far."""
+        """Read everything that has arrived so far."""
         told = self._flight is not None and self._flight.exists()
         stacks = self.stacks()
         if not stacks and (state := self.state()):
@@ -131,7 +131,7 @@ class EvidenceSource:
         )
 
     def stacks(self) -> str:
-        """Those that have arrived since the question, the most recent call first, as faulthandler has it."""
+        """Stacks received since the request, most recent call first, in faulthandler's format."""
         answers = self._answers()
         if answers is None:
             return ""
@@ -140,7 +140,7 @@ class EvidenceSource:
             return masker.data(file.read(_MOST_KEPT)).decode("utf-8", "replace").strip()
 
     def _answers(self) -> Path | None:
-        """Where the rank writes its stacks; in its own hand, if a test has deleted the folder for temporary files."""
+        """Locate the stacks file; through ``/proc`` if a test has deleted the temporary directory."""
         if self._path.exists():
             return self._path
         with contextlib.suppress(OSError):
@@ -151,7 +151,7 @@ class EvidenceSource:
 
 
 def tell_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[str]:
-    """The stacks of all, asked at once, while the ranks go on; empty for one that has not told them whole in time."""
+    """Collect the stacks of all sources while the ranks continue; empty for a source that is not complete in time."""
     for source in sources:
         source.ask_stacks()
     deadline_s = monotonic() + limit_s
@@ -161,7 +161,7 @@ def tell_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[st
 
 
 class StacksAnswer:
-    """The answer of one source that was asked for its stacks, while it arrives."""
+    """The stacks of one source while they arrive."""
 
     def __init__(self, source: EvidenceSource) -> None:
         self._source = source
@@ -169,7 +169,7 @@ class StacksAnswer:
         self.size = 0
 
     def is_whole(self) -> bool:
-        """Look once: whether it ends as stacks do, or has not grown for a while."""
+        """Look once: complete if the end is recognizable, or if the answer has stopped growing."""
         size = self._source.answer_size()
         self._same_looks = self._same_looks + 1 if size == self.size else 0
         self.size = size
@@ -177,10 +177,10 @@ class StacksAnswer:
 
 
 class _Interview:
-    """First the stacks, then the collectives.
+    """Requests the stacks first, then the collectives; never both at the same time.
 
-    Never both at once: faulthandler walks the frames of every thread as they are, and crashes the rank when one of
-    them runs Python meanwhile, as the thread does that tells the collectives.
+    faulthandler walks the frames of all threads without stopping them. A thread that runs Python meanwhile, as the one
+    that reports the collectives does, can crash the process: https://github.com/python/cpython/issues/116008
     """
 
     def __init__(self, source: EvidenceSource, flight: Path) -> None:
@@ -191,7 +191,7 @@ class _Interview:
         source.ask_stacks()
 
     def goes_on(self, *, may_wait: bool) -> bool:
-        """Look once, ask what comes next; whether there is more to wait for."""
+        """Look once and send the next request if it is due; return whether an answer is still outstanding."""
         if not self._asked_flight and (self.source.is_deaf or self._answer.is_whole() or not may_wait):
             self._asked_flight = True
             self.source.ask_flight(self._flight)
@@ -201,14 +201,13 @@ class _Interview:
 
 
 def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[RankEvidence]:
-    """Ask all at once, wait until the answers are there (or for the limit), return the evidence of each."""
+    """Ask all sources at the same time, wait for the answers or the limit, and return the evidence of each."""
     interviews = [_Interview(source, flight) for source, flight in asked]
     start_s = monotonic()
     while (spent_s := monotonic() - start_s) < limit_s:
         may_wait = spent_s < _SILENT_SHARE * limit_s
-        going_on = [
-            interview.goes_on(may_wait=may_wait) for interview in interviews
-        ]  # every one takes its look
+        # A list, not a generator: every interview must take its look in each round.
+        going_on = [interview.goes_on(may_wait=may_wait) for interview in interviews]
         if not any(going_on):
             break
         sleep(EVIDENCE_POLL_S)

@@ -1,4 +1,4 @@
-"""An attempt that is over, as plugins see it: its test, its ranks, and what plugins have reported from the ranks."""
+"""A finished attempt in the form that plugins see: its test, its ranks, and the reports of plugins from the ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class JudgedAttempt:
-    """An attempt that is over.
+    """A finished attempt.
 
     Args:
-        attempt: of the test.
+        attempt: the attempt.
         world_id: the world that ran it.
         settings: the options of the run.
-        place: turns the path of a log, relative to the results directory, into one to write to.
-        clear: ends the ranks; returns what they have left behind, in words.
+        place: maps the path of a log, relative to the results directory, to the file to write.
+        clear: ends the ranks and describes the processes and shared memory that they left.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class JudgedAttempt:
         self._place = place
         self._clear = clear
         self.speaks = True
-        """Whether the pytest report of a rank stands for the test; if not, the result alone does."""
+        """Whether the pytest report of a rank represents the test; otherwise the result alone does."""
 
     @property
     def test(self) -> TestCase:
@@ -55,7 +55,7 @@ class JudgedAttempt:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether the ranks of the world ran the test; else its class or the test itself started processes."""
+        """Whether the ranks of the world ran the test; otherwise its class or the test started the processes."""
         return self.test.kind is WorldKind.RANKS
 
     @property
@@ -64,7 +64,7 @@ class JudgedAttempt:
         return bool(self.attempt.cancelled)
 
     def raw_reports(self, name: str) -> dict[int, msgspec.Raw]:
-        """Rank -> what ``RankTest.report`` sent under this name, as JSON; ranks that reported nothing are left out."""
+        """Map each rank to the JSON that ``RankTest.report`` sent under this name; silent ranks are left out."""
         return {
             progress.rank: progress.done.seen[name]
             for progress in self.ranks
@@ -72,22 +72,22 @@ class JudgedAttempt:
         }
 
     def reports(self, name: str, type_: type[T]) -> dict[int, T]:
-        """The same, decoded.
+        """Decode the reports of :meth:`raw_reports`.
 
         Raises:
-            msgspec.ValidationError: a rank reported something else.
+            msgspec.ValidationError: a report does not have this type.
         """
         return {rank: msgspec.json.decode(raw, type=type_) for rank, raw in self.raw_reports(name).items()}
 
     def data(self, name: str, type_: type[T]) -> T | None:
-        """The data that ``disttest_test_data`` of the plugin with this name returned; None if it returned none."""
+        """Return the data that the plugin's ``disttest_test_data`` attached to the test, or None."""
         data = self.test.data.get(name)
         return None if data is None else msgspec.convert(data, type_)
 
     def log_of(self, rank: int) -> Path:
-        """The log of a rank; files beside it are kept with the test."""
+        """The log of a rank; files in the same folder are kept with the test."""
         return self._place(self.ranks[rank].log)
 
     def left_behind(self) -> Sequence[str]:
-        """End the ranks of the world, and say in words what they have left: processes and shared memory."""
+        """End the ranks of the world, and describe the processes and the shared memory that they left."""
         return self._clear()

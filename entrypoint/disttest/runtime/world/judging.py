@@ -1,4 +1,4 @@
-"""From an attempt that is over to the result of its test, and to the pytest reports that stand for it."""
+"""Turn a finished attempt into the result of its test and the pytest reports that represent it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from disttest.runtime.world.judged_attempt import JudgedAttempt
 
 
 def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
-    """What the test came to: by the outcomes of its ranks, and by what plugins make of that.
+    """Judge the test from the outcomes of its ranks, then let plugins change the result.
 
     Args:
-        attempt: over, or given up.
+        attempt: finished or cancelled.
     """
     plugins = plugin_manager()
     plugins.add_core(_CORE, "judgement")
@@ -53,7 +53,7 @@ def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
 
 
 def _plugin_errors(attempt: JudgedAttempt) -> Iterator[tuple[str, str]]:
-    """Errors of plugins beside the test: where, and the message with its traceback on further lines."""
+    """List errors of plugins during the test: the place, then the message with its traceback on further lines."""
     if attempt.attempt.plugin_error:
         yield "", attempt.attempt.plugin_error
     for progress in attempt.ranks:
@@ -63,11 +63,11 @@ def _plugin_errors(attempt: JudgedAttempt) -> Iterator[tuple[str, str]]:
 
 
 class _Core:
-    """The core's own part in the judgement, which plugins wrap."""
+    """The core's implementation of the judgement, which plugins wrap."""
 
     @hookimpl
     def disttest_judge_attempt(self, attempt: JudgedAttempt) -> TestResult:
-        """By the outcomes of the ranks."""
+        """Judge by the outcomes of the ranks."""
         return judge_attempt(attempt.attempt, world_id=attempt.world_id, rule=attempt.settings.verdict)
 
 
@@ -75,12 +75,12 @@ _CORE = _Core()
 
 
 def plugin_failed(result: TestResult, message: str, trace: str) -> TestResult:
-    """The result of a test in which a plugin raised an exception: an error that names the plugin, and never a pass.
+    """Turn a plugin's exception into an error of the test, so that it never passes.
 
     Args:
-        result: as the core has it.
+        result: as the core judged it; a failure stays, and gets a note.
         message: names the plugin and its hook.
-        trace: of the exception.
+        trace: traceback of the exception.
     """
     if result.outcome.is_bad:
         return msgspec.structs.replace(result, notes=(*result.notes, message))
@@ -95,12 +95,12 @@ def judge_attempt(
     world_id: str,
     rule: VerdictRule,
 ) -> TestResult:
-    """What the test came to, from what its ranks have said and done; it ends now.
+    """Judge the test from everything that its ranks reported and did. The test ends now.
 
     Args:
-        attempt: over, or given up.
+        attempt: finished or cancelled.
         world_id: the world that ran it.
-        rule: how ranks are judged that a main process has started.
+        rule: verdict rule for ranks that a main process started.
     """
     circumstances: dict[str, Any] = {
         "attempt": attempt.number,
@@ -135,22 +135,22 @@ def judge_attempt(
 
 
 def _with_broken_groups(record: RankRecord, progress: RankProgress) -> RankRecord:
-    """Name what makes the groups of a world unusable; of a failed test the failure says it."""
+    """Add the reasons why the groups of the world are unusable; a failed test needs no such note."""
     broken = progress.done.broken if progress.done else ()
     return msgspec.structs.replace(record, leaks=(*record.leaks, *broken)) if broken else record
 
 
 def _tell_superseded(joined: RanksJoined) -> str:
-    """That a test has failed in reused ranks, and how."""
+    """Describe a failure in reused ranks, after which the test ran again in new ranks."""
     bad = next(filter(_is_bad, joined.records), None)
     what = f"rank {bad.rank}: {bad.message or 'did not finish'}" if bad else "ranks disagreed"
     return f"{RUN_AGAIN} ({what})"
 
 
 def _that_counts(joined: Sequence[RanksJoined], main: RankRecord, *, may_differ: bool) -> RanksJoined | None:
-    """Of the sets of ranks that a test has started one after the other: the first that ended badly, else the last.
+    """Choose the set of ranks that decides, if a test started several: the first that failed, otherwise the last.
 
-    Ranks that are threads count only where the main process failed of them: it may have caught what they raised.
+    Ranks that are threads count only if the main process failed too: it may have caught what they raised.
     """
 
     def ended_badly(each: RanksJoined) -> bool:
@@ -166,7 +166,7 @@ def _is_bad(record: RankRecord) -> bool:
 
 
 def speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
-    """The pytest reports that stand for the test: the culprit's, else the first rank's that decided it."""
+    """Choose the pytest reports that represent the test: the culprit's, otherwise those of the first deciding rank."""
     ranks = attempt.ranks
     if attempt.test.kind is not WorldKind.RANKS:
         return tuple(report.report for report in ranks[0].reports if report.report)

@@ -1,7 +1,7 @@
-"""A rank's log file, capped: the head and the tail are kept, the cut is marked.
+"""Log files of ranks, limited in size: head and tail are kept, and a mark shows the cut.
 
-The rank appends to the file itself, so it never waits for a reader, and a crash loses nothing. While it
-runs, the middle of a file that is too long is given back to the file system by punching a hole.
+The rank appends to the file directly, so it never waits for a reader, and a crash loses nothing: a pipe that is not
+read would block the rank. While it runs, holes punched in the middle of an oversized file free the disk space.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _BLOCK = 4096
 
 
 class RankLog:
-    """Watches the size of one log file from outside the rank that writes it."""
+    """Limits the size of one log file from outside the rank that writes it."""
 
     def __init__(self, path: Path, *, limit: int) -> None:
         self.path = path
         self._half = max(_BLOCK, limit // 2 // _BLOCK * _BLOCK)
 
     def trim(self) -> None:
-        """Free the disk space of the middle, if the file is over the limit; cheap when it is not.
+        """Free the disk space of the middle if the file exceeds the limit; cheap otherwise.
 
-        A test may remove the file, or put a file in the place of its folder: its verdict does not depend on a log.
+        Errors are ignored: a test may delete the file, or replace its folder by a file, and its verdict does not
+        depend on a log.
         """
         with contextlib.suppress(OSError):
             size = self.path.stat().st_size
@@ -45,7 +46,7 @@ class RankLog:
             return
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # A file system that cannot do it (some network ones) keeps the whole file until `finish`.
+            # File systems without holes (some network ones) keep the whole file until `finish`.
             _libc.fallocate(
                 fd,
                 _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE,
@@ -56,9 +57,9 @@ class RankLog:
             os.close(fd)
 
     def finish(self) -> None:
-        """Rewrite a file over the limit as head, mark and tail, and hide what is to be hidden.
+        """Rewrite an oversized file as head, mark and tail, and mask secrets.
 
-        The rank must not write to it any more. A disk that has no room leaves the file as it is.
+        The rank must not write to it any more. If the disk is full, the file stays as it is.
         """
         with contextlib.suppress(OSError):
             kept = self._kept()
@@ -66,7 +67,7 @@ class RankLog:
                 _replace(self.path, kept)
 
     def publish(self, target: Path) -> None:
-        """The same, but into another file, which may have a beginning already."""
+        """Append the finished log to another file, which may have content already."""
         with contextlib.suppress(OSError):
             target.parent.mkdir(parents=True, exist_ok=True)
             kept = self._kept()
@@ -74,9 +75,10 @@ class RankLog:
                 file.write(self.path.read_bytes() if kept is None else kept)
 
     def _kept(self) -> bytes | None:
-        """What is to be kept; None if that is all of it, as it is."""
+        """Return the content to keep; None if the file can stay unchanged."""
         size = self.path.stat().st_size
-        if not size:  # as most logs are
+        # Most logs are empty.
+        if not size:
             return None
         with self.path.open("rb") as file:
             if size <= 2 * self._half:
@@ -93,7 +95,7 @@ class RankLog:
         return masker.data(head, cut_end=True) + mark + masker.data(tail, cut_start=True)
 
     def tail(self, size: int) -> str:
-        """The last bytes as text, without what is to be hidden; empty if the file cannot be read."""
+        """The last ``size`` bytes as masked text; empty if the file cannot be read."""
         try:
             with self.path.open("rb") as file:
                 start = max(0, file.seek(0, os.SEEK_END) - size)
@@ -104,7 +106,7 @@ class RankLog:
         return data.decode("utf-8", "replace").strip()
 
     def append(self, text: str) -> None:
-        """Add evidence to the end, such as the stacks of the rank; without room on the disk it is left out."""
+        """Append evidence, such as the stacks of the rank; skip it if the disk is full."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
@@ -121,10 +123,11 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 class LogStore:
-    """Where the ranks of one supervisor write: their log files, or memory while there are values to hide.
+    """Log files of the ranks of one supervisor; in memory while secrets are masked.
 
-    Nothing that has not been masked touches the disk then, however the run ends: anonymous memory goes with the
-    processes that hold it. Ranks open it by a path as they would a file.
+    Anonymous memory vanishes with the processes that hold it, so unmasked text never reaches the disk, even after
+    SIGKILL. A filter behind a pipe would block the rank when it is slow, and die with it. Ranks open the memory by a
+    path in /proc.
     """
 
     def __init__(self, home: Home, *, limit: int) -> None:
@@ -132,37 +135,39 @@ class LogStore:
         self._results = home.now()
         self._limit = limit
         self._hidden: dict[str, int] = {}
-        # Made for a test that has not begun.
+        # Files created for a test that has not begun.
         self._ahead: tuple[str, ...] = ()
 
     def prepare(self, logs: Sequence[str]) -> None:
-        """Make the files of the test that comes next, while the ranks are busy with this one.
+        """Create the files of the next test while the ranks run the current one.
 
-        To make a file takes longer on many file systems than a small test does, and the ranks would wait for it.
+        On ext4, two folders and a file for each rank take longer than a small test.
         """
         self._ahead = tuple(logs)
-        with contextlib.suppress(OSError):  # who opens them will say what is wrong
+        # An error here appears again, with its message, when the rank opens the file.
+        with contextlib.suppress(OSError):
             self._make(logs)
 
     def claim(self, logs: Sequence[str]) -> None:
-        """The test that these belong to begins now.
+        """Use these files for the test that begins now.
 
         Raises:
-            OSError: they cannot be made.
+            OSError: they cannot be created.
         """
         if self._ahead != tuple(logs) or self._results != self._home.now():
             self._make(logs)
         self._ahead = ()
 
     def withdraw(self) -> None:
-        """Take back what was made for a test that does not begin here after all."""
+        """Remove the files created for a test that does not begin in this world after all."""
         ahead, self._ahead = self._ahead, ()
         for path in (self._results / log for log in ahead):
             with contextlib.suppress(OSError):
                 if not path.stat().st_size:
                     path.unlink()
         for folder in {(self._results / log).parent for log in ahead}:
-            with contextlib.suppress(OSError):  # there is something else in it
+            # The folder may contain files of other attempts.
+            with contextlib.suppress(OSError):
                 folder.rmdir()
                 folder.parent.rmdir()
 
@@ -171,19 +176,20 @@ class LogStore:
         paths = [self._results / log for log in logs]
         for folder in {path.parent for path in paths}:
             folder.mkdir(parents=True, exist_ok=True)
-        for path in [] if masker.active else paths:  # ``touch`` would ask three times whether it is there
+        # `Path.touch` makes three system calls per file; one is enough.
+        for path in [] if masker.active else paths:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def place(self, log: str) -> Path:
-        """Where a log comes to lie in the end."""
+        """The final path of a log."""
         return self._results / log
 
     def open(self, log: str) -> Path:
-        """The path that a rank is to write to; ``log`` is relative to the results directory."""
+        """The path that a rank must write to; ``log`` is relative to the results directory."""
         return self.divert(self.place(log), log) if masker.active else self.place(log)
 
     def divert(self, path: Path, name: str = "") -> Path:
-        """A path in memory instead, if there are values to hide."""
+        """Replace a path by memory if secrets are masked."""
         if not masker.active:
             return path
         name = name or str(path)
@@ -192,12 +198,12 @@ class LogStore:
         return Path(f"/proc/{os.getpid()}/fd/{self._hidden[name]}")
 
     def log(self, log: str) -> RankLog:
-        """The log as it is being written."""
+        """The log while it is being written."""
         path = self.divert(self._results / log, log) if log in self._hidden else self._results / log
         return RankLog(path, limit=self._limit)
 
     def finish(self, log: str) -> None:
-        """Bring a log into its final form and place; nobody may write to it any more."""
+        """Bring a log into its final form and place; no process may write to it any more."""
         if log not in self._hidden:
             self.log(log).finish()
             return
@@ -205,7 +211,7 @@ class LogStore:
         os.close(self._hidden.pop(log))
 
     def close(self) -> None:
-        """Give back what is left."""
+        """Close the remaining descriptors."""
         for fd in self._hidden.values():
             os.close(fd)
         self._hidden.clear()

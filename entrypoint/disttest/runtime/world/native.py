@@ -1,4 +1,4 @@
-"""Native frames of ranks that hang, by py-spy: optional, since it stops them for it and needs ptrace."""
+"""Native frames of hanging ranks, read by py-spy. Opt-in, because py-spy stops the process and needs ptrace rights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_KEPT = 64 * 1024
 
 
 def native_stacks(children: Sequence[Child], *, limit_s: float | None = None) -> list[str]:
-    """The stacks of each process, all of them asked at once; where there are none, why."""
+    """Dump all processes at the same time; an entry explains the reason where there are no stacks."""
     limit_s = NATIVE_STACKS_S if limit_s is None else limit_s
     program = _find_py_spy()
     if program is None:

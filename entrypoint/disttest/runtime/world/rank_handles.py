@@ -1,7 +1,7 @@
-"""The supervision of ranks: hears them, notices their deaths, and ends what has to be ended.
+"""Supervision of ranks: receive their messages, notice their deaths, end those that must be ended.
 
-The one loop of its kind: a world supervises its ranks with it, and the main process of a test that starts
-ranks by itself (see ``hosting``) supervises those.
+This is the only loop of its kind. A world supervises its ranks with it; the main process of a test that starts ranks
+supervises those.
 """
 
 from __future__ import annotations
@@ -51,62 +51,62 @@ T = TypeVar("T")
 
 _START_LOG_KEPT = 16 * 1024
 _LAST_WORDS_KEPT = 500
-# Characters of the end of a log in which the stacks of a crash are looked for: those of many threads are long.
+# Characters of the end of a log that are searched for the stacks of a crash; many threads make them long.
 _CRASH_KEPT = 64 * 1024
 _UNCAUGHT = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\):\s*(.+)")
 
 
 class HasFileno(Protocol):
-    """Something that can be waited for."""
+    """An object with a descriptor to wait for."""
 
     def fileno(self) -> int:
-        """Readable when something has happened."""
+        """The descriptor, which is readable when something has happened."""
 
 
 @dataclass(kw_only=True)
 class RankProcessHandle:
-    """A rank as its supervisor holds it."""
+    """A rank as its supervisor sees it."""
 
     rank: int
     channel: Channel
     child: Child
     evidence: EvidenceSource
     log: Path
-    """Where it writes until its first test names another file."""
+    """The log until the first test names another file."""
     phase: Callable[[], str] = lambda: "call"
-    """In which phase of the test it is; hosted ranks know but one."""
+    """Returns the phase of the test; ranks of adapted classes have only one."""
     xfail: Callable[[], bool] = lambda: False
-    """Whether the test is expected to fail in that phase."""
+    """Returns whether the test is marked as an expected failure in its current phase."""
     held: Callable[[], bool] = lambda: False
-    """Whether somebody debugs it."""
+    """Returns whether the rank is being debugged."""
     ready: bool = False
     gone: bool = False
     collected: Mapping[str, str] | None = None
-    """Node id -> parameters, of a rank that collected the tests itself; None for a copy of its world."""
+    """Node id -> parameters in a rank that collected the tests; None for a fork of its world."""
 
 
 class Supervisor:
-    """Watches over the ranks of one world while they run attempts."""
+    """Supervises the ranks of one world while they run attempts."""
 
     def __init__(self, home: Home, settings: WorldSettings) -> None:
         self.handles: list[RankProcessHandle] = []
         self.attempt: Attempt | None = None
         self._settings = settings
         self.logs = LogStore(home, limit=settings.log_limit)
-        # Of our memory cgroup, when the running attempt began.
+        # Out-of-memory kills counted in the memory cgroup of disttest when the running attempt began.
         self._oom_kills = 0
         self._selector = selectors.DefaultSelector()
         self.on_evidence: Callable[[], None] = lambda: None
-        """Called at a deadline, when the evidence has been taken and nobody has been ended yet."""
+        """Called at a deadline after the evidence is collected and before any rank is ended."""
         self.on_new_start: Callable[[Attempt], None] = lambda _: None
-        """Called when the ranks that count are those that a main process starts from now on."""
-        # Name of a plugin -> its watch over the ranks.
+        """Called when a main process starts new ranks, which replace the earlier ones in the verdict."""
+        # Plugin name -> its watch over the ranks.
         self._watches: dict[str, RankWatch] = {}
         self.on_tick: Callable[[], None] = lambda: None
-        """Called every :data:`TICK_S` seconds while a test runs, for what nothing else wakes the loop for."""
+        """Called every :data:`TICK_S` seconds during a test, for events that do not wake the loop."""
 
     def close(self) -> None:
-        """Give back every descriptor; the ranks must be gone."""
+        """Close all descriptors; the ranks must have ended."""
         self._selector.close()
         for handle in self.handles:
             handle.channel.close()
@@ -116,21 +116,21 @@ class Supervisor:
         self.logs.close()
 
     def handle(self, rank: int) -> RankProcessHandle:
-        """The handle of a rank; ranks are consecutive, and begin at 0 unless the world spans nodes."""
+        """Look up a rank. Ranks are consecutive; on a node of a spanning world they need not begin at 0."""
         return self.handles[rank - self.handles[0].rank]
 
     def evidence(self) -> dict[int, EvidenceSource]:
-        """How each rank is asked what it is doing."""
+        """Map each rank to the source of its evidence."""
         return {handle.rank: handle.evidence for handle in self.handles}
 
     def start_watches(self, size: int) -> dict[str, Any]:
-        """Have plugins watch the ranks, before they are started.
+        """Have plugins watch the ranks; call it before the ranks are started.
 
         Args:
             size: number of ranks.
 
         Returns:
-            Name of a plugin -> data for its part in each rank.
+            Plugin name -> data for its part in each rank.
 
         Raises:
             PluginError: a plugin failed.
@@ -144,7 +144,7 @@ class Supervisor:
     # --- what is watched
 
     def add(self, handle: RankProcessHandle) -> None:
-        """Watch over one more rank."""
+        """Supervise one more rank."""
         self.handles.append(handle)
         self.watch_also(handle.channel, lambda: self._on_channel(handle))
         self.watch_also(handle.child, lambda: self._on_death(handle))
@@ -154,12 +154,12 @@ class Supervisor:
         self._selector.register(line, selectors.EVENT_READ, on_readable)
 
     def ignore(self, line: HasFileno) -> None:
-        """Stop waiting for a descriptor; fine if nobody waits for it."""
+        """Stop waiting for a descriptor; do nothing if it is not registered."""
         if line.fileno() in self._selector.get_map():
             self._selector.unregister(line)
 
     def wait(self, timeout_s: float) -> None:
-        """Handle what happens, for at most that long."""
+        """Handle events for at most ``timeout_s`` seconds."""
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             # A callback may have recorded the exit of a rank whose other descriptor is in the same batch.
             if key.fd in self._selector.get_map():
@@ -168,8 +168,9 @@ class Supervisor:
     # --- an attempt
 
     def begin(self, attempt: Attempt) -> None:
-        """From here on, what ranks say and do belongs to this attempt."""
+        """Assign all further messages and deaths of the ranks to this attempt."""
         self.attempt = attempt
+        # SIGKILL does not name its sender. The cgroup's counter shows whether it was the out-of-memory killer.
         self._oom_kills = count_oom_kills(own_cgroups())
         for name, watch in self._watches.items():
             _asked(attempt, name, watch.begin)
@@ -200,24 +201,28 @@ class Supervisor:
             progress.xfail = self.handle(progress.rank).xfail()
 
     def _look(self, attempt: Attempt) -> None:
-        """Have plugins find out whether the ranks can go on; the first cause that is found counts."""
+        """Ask the watches of plugins whether the ranks can make progress; the first cause found is kept."""
         for name, watch in self._watches.items():
             if attempt.cause is None:
                 attempt.cause = _asked(attempt, name, partial(watch.look, attempt))
 
     def _is_held(self, attempt: Attempt) -> bool:
-        """Whether somebody debugs a rank that is at it; in other runs no byte of a broken rank can take the limits away."""
+        """Whether an unfinished rank is being debugged.
+
+        Other runs ignore the flag: it is a byte in shared memory, and a broken rank could suspend the limits.
+        """
         return self._settings.is_debugged and any(
             self.handle(progress.rank).held() for progress in attempt.living()
         )
 
     def end_living(self, attempt: Attempt) -> None:
-        """Take the stacks of the ranks that are still at it, then end them."""
+        """Take the evidence of the unfinished ranks, then end them."""
         attempt.give_up_rendering()
         attempt.give_up_waiting()
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
-        # At the deadline the ranks are noted before the question: its signal ends calls that wait (pause, sleep and poll
-        # return EINTR and never restart), and a report that follows would show a pass that no test has reached.
+        # At the deadline, record the ends of the ranks before asking. The signal interrupts waiting calls for good:
+        # pause, sleep and poll return EINTR and never restart (signal(7)). A report after that would show a pass
+        # that the test did not reach.
         living = self._note_ends(attempt) if deadline_passed else attempt.living()
         finished = self._finished(attempt) if deadline_passed else []
         evidence = self._question([*living, *finished])
@@ -241,7 +246,7 @@ class Supervisor:
         end_all([self.handle(progress.rank).child for progress in living], term_grace_s=RANK_TERM_S)
 
     def _note_ends(self, attempt: Attempt) -> list[RankProgress]:
-        """Note the end of each rank that is still at it; one that finished or died just now is not a victim."""
+        """Record the end of each unfinished rank; one that finished or died just now is not a victim."""
         self._drain([self.handle(progress.rank) for progress in attempt.living()])
         living = [p for p in attempt.living() if not self._has_died(self.handle(p.rank))]
         for progress in living:
@@ -250,7 +255,7 @@ class Supervisor:
 
     @staticmethod
     def _finished(attempt: Attempt) -> list[RankProgress]:
-        """The ranks that have finished: one may have made a call that the others still wait in, with another tensor."""
+        """List the ranks that finished; one may have made the call in which the others wait, with another tensor."""
         over = (progress for progress in attempt.ranks if progress.is_over and not progress.killed)
         return [progress for progress in over if progress.death is None and not progress.lost]
 
@@ -262,7 +267,7 @@ class Supervisor:
     def _take_in_flight(
         self, attempt: Attempt, asked: Sequence[RankProgress], evidence: Mapping[int, RankEvidence]
     ) -> None:
-        """Note the exceptions that ranks were handling, but for those that have finished meanwhile."""
+        """Record the exceptions that ranks were handling, except for ranks that have finished meanwhile."""
         self._drain([self.handle(progress.rank) for progress in attempt.living()])
         for progress in asked:
             told = evidence[progress.rank].in_flight
@@ -271,12 +276,12 @@ class Supervisor:
                 attempt.take_in_flight(progress.rank, told, phase=handle.phase(), xfail=handle.xfail())
 
     def note_end(self, progress: RankProgress) -> None:
-        """A rank is about to be ended by us: note where it stands, before it goes on to clean up."""
+        """Record the phase of a rank that disttest is about to end, before the rank continues into its clean-up."""
         progress.phase = self.handle(progress.rank).phase()
         progress.killed = True
 
     def _has_died(self, handle: RankProcessHandle) -> bool:
-        """Whether there is nothing left to end; its death is noted then."""
+        """Whether the process has ended already; its death is recorded then."""
         if handle.child.poll() is None:
             return False
         self._on_death(handle)
@@ -288,7 +293,7 @@ class Supervisor:
             progress.native = masker.text(text)
 
     def close_logs(self, attempt: Attempt) -> None:
-        """Add the stacks that were taken to the logs, and cut those that are too long."""
+        """Append the stacks to the logs, and shorten the logs that exceed the limit."""
         for progress in attempt.ranks:
             log = self._log(progress)
             if progress.stacks:
@@ -299,7 +304,7 @@ class Supervisor:
             self.logs.finish(progress.log)
 
     def record_exit(self, handle: RankProcessHandle, attempt: Attempt, *, at_s: float | None = None) -> None:
-        """Write a death into the attempt, unless it was our doing or is explained already."""
+        """Record a death in the attempt, unless disttest caused it or it has an explanation already."""
         progress = attempt.of(handle.rank)
         if progress.killed or progress.lost:
             return
@@ -315,12 +320,12 @@ class Supervisor:
         attempt.note_death(progress)
 
     def read_crash(self, progress: RankProgress) -> None:
-        """Take the stacks from a rank's log that faulthandler wrote there as a signal ended a process."""
+        """Read the stacks that faulthandler wrote into the rank's log when a fatal signal ended the process."""
         stacks = crash_stacks(self._log(progress).tail(_CRASH_KEPT))
         progress.crash = masker.text(with_code(stacks))
 
     def _last_words(self, progress: RankProgress, attempt: Attempt) -> str:
-        """Why a rank was killed, as far as the kernel, its log or the watch of a plugin tells."""
+        """Explain why a rank was killed, from the kernel, its log or the watch of a plugin."""
         killer = progress.death.signal if progress.death else None
         if killer == signal.SIGKILL:
             struck = count_oom_kills(own_cgroups()) > self._oom_kills
@@ -364,7 +369,7 @@ class Supervisor:
             self._on_message(handle, message)
         if handle.channel.closed_by_peer:
             self.ignore(handle.channel)
-            # Usually its end; the pidfd says which. A rank that lives on without a channel is lost.
+            # Usually the process has ended, and its pidfd says how. A rank that lives on without a channel is lost.
             if not self._is_leaving(handle) and handle.child.wait(RANK_EXIT_S) is None:
                 self.give_up(handle, "it closed its control channel")
 
@@ -397,19 +402,20 @@ class Supervisor:
                 progress.done = message
 
     def agree_on(self, nodeid: str) -> bool:
-        """Whether the ranks that collected by themselves have one test under this id; gives up those that have another."""
+        """Check that ranks which collected separately have the same test under this id; give up those that differ."""
         own = [handle for handle in self.handles if handle.collected is not None and not handle.gone]
         for handle in own:
             first, mine = own[0].collected or {}, handle.collected or {}
             words = tell_difference(nodeid, mine, first, f"rank {own[0].rank}")
-            if self._settings.ranks_collect:  # what one rank alone would run, nobody runs
+            # A test that only one rank has collected is never run.
+            if self._settings.ranks_collect:
                 words = words or tell_extra(mine, first, f"rank {own[0].rank}")
             if words:
                 self.give_up(handle, words)
         return not any(handle.gone for handle in own)
 
     def give_up(self, handle: RankProcessHandle, why: str) -> None:
-        """Trust a rank no more: what it did is the failure of the running test."""
+        """Stop trusting a rank; its behaviour is the failure of the running test."""
         handle.gone = True
         self.ignore(handle.channel)
         if self.attempt is not None:
@@ -422,7 +428,7 @@ class Supervisor:
     def _on_death(self, handle: RankProcessHandle) -> None:
         now_s = monotonic()
         self.ignore(handle.child)
-        # What it said before it died counts. A grandchild may hold the channel open: do not wait for its end.
+        # Messages sent before the death count. A grandchild may hold the channel open, so do not wait for its end.
         with contextlib.suppress(BlockingIOError):
             while handle.channel.fileno() in self._selector.get_map():
                 self._on_channel(handle)
@@ -432,7 +438,7 @@ class Supervisor:
 
 
 def _asked(attempt: Attempt, plugin: str, question: Callable[[], T]) -> T | None:
-    """The answer of a plugin's watch; None if it fails, which makes an error of the attempt that no verdict hides."""
+    """Call the watch of a plugin; if it fails, record an error of the attempt, which outweighs any verdict."""
     try:
         with blaming(plugin, "disttest_watch_ranks"):
             return question()
@@ -442,6 +448,6 @@ def _asked(attempt: Attempt, plugin: str, question: Callable[[], T]) -> T | None
 
 
 def _within(report: PhaseEnded, started_s: float) -> PhaseEnded:
-    """The report with its time inside the attempt: the clock of a rank is in the hands of its test."""
+    """Move the report's time into the attempt: a test can change the clock of its rank."""
     at_s = min(max(report.ended_at_s, started_s), monotonic())
     return report if at_s == report.ended_at_s else msgspec.structs.replace(report, ended_at_s=at_s)

@@ -1,4 +1,4 @@
-"""Stacks with the user's code: it stands below the innermost frame of theirs in each thread, as in Python's tracebacks."""
+"""Add the user's source line to stacks: below the innermost frame of user code in each thread, as Python does."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from disttest.results.hang_findings import is_library
 
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d{1,9}) in ')
-# Bytes of a file that somebody may have written by hand.
+# Bytes of the largest file that is read; larger files are not written by hand.
 _MOST_READ = 4 * 1024 * 1024
 _LONGEST = 200
 
 
 def with_code(stacks: str) -> str:
-    """The same stacks, the user's line added while its file is at hand: reports are read on other machines."""
+    """Add source lines while the files are available: reports are read on other machines."""
     return "\n\n".join(_with_code(thread) for thread in stacks.split("\n\n"))
 
 
@@ -32,7 +32,8 @@ def _code(file: Path, line: int) -> str:
     try:
         if not file.is_file() or file.stat().st_size > _MOST_READ:
             return ""
-    except (OSError, ValueError):  # whatever a broken rank has written there
+    # A broken rank may have written anything as the path.
+    except (OSError, ValueError):
         return ""
     linecache.checkcache(str(file))
     return linecache.getline(str(file), line).strip()[:_LONGEST]

@@ -1,4 +1,4 @@
-"""The store in which the ranks of a world meet, served by its own process."""
+"""The rendezvous store of a world, served by the world process."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from disttest.host.name_service import without_name_service
 
 
 def has_store() -> bool:
-    """Whether this torch can serve one."""
+    """Whether the imported torch can serve a store."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available()
 
 
 def host_store(listener: socket.socket | None) -> Any:
-    """Serve the rendezvous on the socket that listened before the first rank was started.
+    """Serve the rendezvous store on a socket that has listened since before the first rank started.
 
-    Nobody picks a port and hopes, and no client knocks before somebody listens (a client that does
-    backs off for seconds). The server is a thread of C++, started after the last fork.
+    No process guesses a free port, and no client connects before the server listens; torch's client would back off for
+    seconds. The server is a C++ thread, started after the last fork.
 
     Args:
-        listener: None where another node hosts it.
+        listener: the listening socket; None where another node hosts the store.
 
     Returns:
-        The store; None where there is none here.
+        The store; None where this process serves none.
     """
     if listener is None:
         return None
@@ -35,7 +35,8 @@ def host_store(listener: socket.socket | None) -> Any:
     import torch.distributed as dist
 
     host, port = listener.getsockname()[:2]
-    with without_name_service():  # it connects to itself
+    # The server connects to itself, and torch resolves the peer's name with each connection.
+    with without_name_service():
         return dist.TCPStore(  # type: ignore[attr-defined]
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )

@@ -1,7 +1,7 @@
-"""A world: starts its ranks, gives them one test after another, ends them, and judges what they did.
+"""Process of a world: start its ranks, give them one test after another, judge the results, end the ranks.
 
-Runs in a process of its own, a session leader and the adopter of whatever its ranks leave behind. It has
-one thread of Python and one loop: it waits for messages, for deaths and for time, and nothing else.
+It is a session leader and adopts every process that its ranks leave behind. It has one Python thread and one loop,
+which waits for messages, for deaths and for time.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
 from disttest.runtime.world.store import has_store, host_store
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
-"""Starts a rank: who it is, its end of the channel, and descriptors that it must close."""
+"""Starts a rank from its specification, its end of the channel, and the descriptors that it must close."""
 
 
 def make_world(
     order: WorldOrder, controller: Channel, start_rank: RankStarter, clock: Callable[[], float]
 ) -> WorldSupervisor:
-    """The supervisor that these tests need."""
+    """Create the supervisor class that these tests need."""
     kind = plugin_manager().call("disttest_make_world", order=order) or WorldSupervisor
     world: WorldSupervisor = kind(order, controller, start_rank, clock)
     return world
 
 
 class WorldSupervisor:
-    """The supervisor. ``run`` is the whole life of the process."""
+    """Supervisor of one world. :meth:`run` is the whole life of the process."""
 
     def __init__(
         self, order: WorldOrder, controller: Channel, start_rank: RankStarter, clock: Callable[[], float]
@@ -72,35 +72,37 @@ class WorldSupervisor:
         self._ranks = Supervisor(order.home, order.settings)
         self._ranks.on_new_start = self._on_new_start
         self._phases = PhaseBoard(self._shape.size)
-        # Name of a plugin -> data for its part in each rank.
+        # Plugin name -> data for its part in each rank.
         self._watches: dict[str, Any] = {}
         self._reason = ""
-        # Whether the last test was judged, and left the world fit for another one.
+        # Whether the last test was judged and left the world fit for another one.
         self._is_good = False
         self._abandoned = False
-        # Ranks that did not leave by themselves.
+        # Ranks that did not leave on request.
         self._stuck: frozenset[int] = frozenset()
-        # Each test with its start on the monotonic clock.
+        # Node id of each started test with its start on the monotonic clock.
         self._began: list[tuple[str, float]] = []
         self._store: Any = None
         self._segments = Segments(order.home.now)
         self._marks = CpuMarks("world", asked=order.settings.cpu_steps)
 
     def run(self) -> None:
-        """Start the ranks, run the tests until one breaks the world, end everything, say so."""
+        """Start the ranks, run tests until one breaks the world, end all processes, report the end."""
         adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A signalfd names the sender, so a test that signals its parent can be blamed for it.
         terminations = SignalLine(signal.SIGTERM)
         self._ranks.watch_also(terminations, lambda: self._on_sigterm(terminations.read()))
         self._ranks.watch_also(self._controller, self._on_controller)
         if self._segments.fileno() >= 0:
             self._ranks.watch_also(self._segments, self._on_shared_memory)
-            self._ranks.on_tick = self._on_shared_memory  # for what was made while a look rested
+            # The inotify descriptor may rest while files are created; the tick catches those.
+            self._ranks.on_tick = self._on_shared_memory
         try:
             self._start_ranks()
             self._run_tests()
         except BaseException:
-            # Whatever it says now could be wrong: end everything, and let the controller blame this world.
+            # Any message from here could be wrong. End all processes, and let the controller blame this world.
             self._abandoned = True
             self._close()
             raise
@@ -124,7 +126,7 @@ class WorldSupervisor:
             self._ranks.wait(TICK_S)
 
     def _listen(self) -> socket.socket | None:
-        """The socket of the rendezvous; None where another node hosts it."""
+        """Open the rendezvous socket on a port of the kernel's choice; None where another node hosts it."""
         return socket.create_server(("127.0.0.1", 0), backlog=512)
 
     def _own_ranks(self) -> range:
@@ -195,9 +197,10 @@ class WorldSupervisor:
                 self._marks.add_of_child(progress.done.cpu_steps if progress.done else ())
             judged = self._judged(attempt)
             result = self._judge(judged)
-            # Ranks that have called different things may have left some that the next test would meet.
+            # Ranks with different calls may have left messages that the next test would receive.
             self._is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
-            if not self._is_good:  # whoever goes on in this place may begin as soon as it is told
+            # The world that replaces this one may use the same folder as soon as the controller knows.
+            if not self._is_good:
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
             self._on_shared_memory(at_once=True)
@@ -209,18 +212,22 @@ class WorldSupervisor:
             self._delete_keys(attempt)
 
     def _on_new_start(self, attempt: Attempt) -> None:
-        """The main process runs the test once more, in new ranks."""
+        """Restart the time limit: the main process runs the test once more, in new ranks."""
         attempt.start_again(monotonic())
         self._controller.send(TestBegan(nodeid=attempt.test.nodeid, again=True))
 
     def _delete_keys(self, attempt: Attempt) -> None:
-        """Delete what a test has left in the store: no rank is at it any more, and none at the next one."""
+        """Delete the keys that a test left in the store.
+
+        The world deletes them, not the ranks: only the world knows that no rank is in this test any more, and none
+        in the next.
+        """
         done = [progress.done for progress in attempt.ranks if progress.done]
         for key in {key for each in done for key in each.store_keys}:
             self._store.delete_key(key)
 
     def _may_run(self, index: int) -> bool:
-        """Whether the next test is to run; waits for the other nodes where there are any."""
+        """Whether to run the next test; waits for the other nodes if the world spans several."""
         del index
         return True
 
@@ -228,11 +235,11 @@ class WorldSupervisor:
         return attempt_type(given["test"])(**given)
 
     def _scratch(self, generation: int) -> Path:
-        """The directory that the ranks of a test share."""
+        """The directory shared by the ranks of a test."""
         return Path(self._order.scratch_dir) / f"shared-{generation}"
 
     def _folder_of(self, index: int) -> str:
-        """Where the logs of a test come to lie, relative to the results directory."""
+        """Final folder of a test's logs, relative to the results directory."""
         return self._order.tests[index].log_folder(self._order.attempts[index])
 
     def _logs_of(self, index: int) -> list[str]:
@@ -254,7 +261,7 @@ class WorldSupervisor:
         self._ranks.begin(attempt)
         if self._ranks.agree_on(test.nodeid):
             self._give_out(attempt, index, following)
-        # Last: it wakes the controller, which would take a processor from the ranks that wait.
+        # Sent last: it wakes the controller, which would take a processor from the waiting ranks.
         self._controller.send(TestBegan(nodeid=test.nodeid))
         return attempt
 
@@ -294,11 +301,11 @@ class WorldSupervisor:
         return result
 
     def _before(self, test: TestCase) -> tuple[str, ...]:
-        """The tests that ran before this one here, by the ids that select them."""
+        """List the tests that ran before this one in this world, by the ids that select them."""
         return tuple(each.selected_by for each in takewhile(lambda each: each is not test, self._order.tests))
 
     def _left_behind(self, attempt: Attempt) -> tuple[str, ...]:
-        """End the ranks, and say what is there still when their helpers had time to notice."""
+        """End the ranks, and describe the processes that remain after their helpers had time to notice."""
         silenced = [progress for progress in attempt.ranks if not progress.is_over]
         for progress in silenced:
             self._ranks.note_end(progress)
@@ -312,20 +319,21 @@ class WorldSupervisor:
         return tuple(what for _, what in (*strays, *self._segments.remove()))
 
     def _strays(self) -> set[int]:
-        """Living descendants that are no ranks."""
+        """List living descendants that are not ranks."""
         return children_of() - {handle.child.pid for handle in self._ranks.handles}
 
     def _report(self, attempt: Attempt, result: TestResult, reports: tuple[str, ...] = ()) -> None:
-        """Send a verdict up, with the pytest reports that stand for it when it is the first.
+        """Queue a verdict, with the pytest reports that represent it if it is the first one.
 
-        It goes with what is said next, at once: that another test begins, or that no other does.
+        It travels with the next message, which follows immediately: the start of another test, or the end of the world.
         """
         self._controller.hold(TestJudged(result=result, reports=reports, stop=attempt.stop))
 
     def _is_healthy(self, attempt: Attempt) -> bool:
-        """A world that saw any failure is not used again; nor one that could not be cleaned."""
+        """Whether the world can run another test: no failure, no cancellation, and all state restored."""
         if attempt.failed_s is not None or attempt.cancelled:
-            return False  # a main process outlives the failures of its ranks
+            # A main process survives failures of its ranks, so its own health is not enough.
+            return False
         return all(progress.may_run_another for progress in attempt.ranks)
 
     @property
@@ -358,7 +366,7 @@ class WorldSupervisor:
             self._cancel(message.reason)
 
     def _on_sigterm(self, sender: int) -> None:
-        """Somebody wants this world to end: a test that signals its parent is to blame for it itself."""
+        """Cancel on SIGTERM, except from a rank: a test that signals its parent is to blame for the end."""
         for handle in self._ranks.handles:
             if handle.child.pid == sender:
                 self._ranks.give_up(handle, "it sent SIGTERM to its parent, the world process")
@@ -371,7 +379,8 @@ class WorldSupervisor:
         if attempt is None or attempt.cancelled:
             return
         attempt.cancel(reason, monotonic())
-        if self._kind is WorldKind.MAIN:  # it knows what its ranks are doing
+        # The main process knows the state of its ranks and ends them.
+        if self._kind is WorldKind.MAIN:
             for handle in self._ranks.handles:
                 handle.channel.send(Cancel(reason=reason))
 
@@ -388,7 +397,8 @@ class WorldSupervisor:
         leftovers = name_strays(self._strays(), self._began)
         survivors = kill_descendants(spare=())
         leftovers += self._segments.remove()
-        if masker.active:  # they name files and functions as they are
+        # The stacks contain names of files and functions, unmasked.
+        if masker.active:
             for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
                 stacks.unlink(missing_ok=True)
         self._marks.mark_children("rank", "fork and end")
@@ -405,13 +415,13 @@ class WorldSupervisor:
             )
 
     def _dismiss(self, limit_s: float) -> tuple[str, ...]:
-        """Have the ranks leave; notes about those that did not."""
+        """Ask the ranks to leave; return a note about those that did not."""
         dismissal = dismiss(self._ranks, 0.0 if self._abandoned else limit_s)
         self._stuck = dismissal.stuck
         return (dismissal.note,) if dismissal.note and not self._reason else ()
 
     def _judge_late_deaths(self) -> None:
-        """A rank that died after its test was judged good, by a signal or with a code, turns that test red."""
+        """Fail a passed test if one of its ranks died afterwards by a signal or with an exit code."""
         attempt = self._ranks.attempt
         if attempt is None or not self._is_good or attempt.cancelled or self._abandoned:
             return
