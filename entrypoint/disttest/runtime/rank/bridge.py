@@ -1,4 +1,4 @@
-"""What pytest reports in a child process, sent up the channel; the only receiver of reports there."""
+"""Bridge from pytest's reports in a child process to its world; the only receiver of reports in that process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _REPORT_LIMIT = 4 * 1024 * 1024
 def remove_hooks(
     config: pytest.Config, names: tuple[str, ...], *, of: Callable[[object], bool] = lambda _: True
 ) -> None:
-    """Remove the implementations of these hooks that some plugins have."""
+    """Remove the implementations of these hooks from the selected plugins."""
     for name in names:
         hook = getattr(config.hook, name)
         for implementation in list(hook.get_hookimpls()):
@@ -49,7 +49,7 @@ def remove_hooks(
 
 
 class Bridge:
-    """The pytest plugin of a child process: notes phases, sends reports up."""
+    """The pytest plugin of a child process: records phases and sends reports to the world."""
 
     def __init__(
         self, channel: Channel, config: pytest.Config, *, on_phase: Callable[[str, bool], None]
@@ -62,34 +62,34 @@ class Bridge:
         self._recorder = TestRecorder()
 
     def take_over(self, *, silences: Callable[[object], bool] = lambda _: True) -> None:
-        """Silence the reporters that were inherited, and become the only one.
+        """Silence inherited reporters and become the only receiver of reports.
 
         Args:
-            silences: whether the hooks of a plugin are removed.
+            silences: whether to remove the reporting hooks of a plugin.
         """
         remove_hooks(self._config, OF_REPORTS, of=silences)
         self._config.pluginmanager.register(self, "disttest-bridge")
-        # pluggy repeats earlier warnings to a new plugin, those of ranks that pytest knows already among them.
+        # pluggy repeats historic warnings to a new plugin, including those that pytest has reported already.
         self._recorder.take()
         self._recorder.stand_in_for_junit(self._config)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """The set-up begins. Not ``tryfirst``: pytest looks at the marks before."""
+        """Record the start of set-up. Not ``tryfirst``: pytest evaluates skip and xfail marks before."""
         self._begin("setup", item)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
-        """The call begins."""
+        """Record the start of the call."""
         self._begin("call", item)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        """The tear-down begins."""
+        """Record the start of tear-down."""
         self._begin("teardown", item)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """A test that ends the run would end this process: send up why, and let its world end it."""
+        """Report a test that ends the run (``pytest.exit``, Ctrl-C) and leave the end of this process to its world."""
         self._phase = "setup"
         try:
             return (yield)
@@ -110,7 +110,8 @@ class Bridge:
         stop = stop_of(error)
         return msgspec.structs.replace(
             self._failure_of(item, self._phase, error, duration_s=0.0),
-            outcome=failed_outcome(self._phase, xfail=False),  # no mark expects the end of the run
+            # No xfail mark covers the end of the run.
+            outcome=failed_outcome(self._phase, xfail=False),
             stop=stop and msgspec.structs.replace(stop, reason=clean_text(stop.reason)),
         )
 
@@ -122,9 +123,9 @@ class Bridge:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """A phase has ended: note when, and send up a failure before its report is rendered."""
-        # Stamped before the traceback is formatted, so that ranks are compared by when they failed.
-        # Not ``time.monotonic``, which tests replace to make time stand still.
+        """Record the end of a phase; send a failure before its report is rendered."""
+        # Stamped before the traceback is formatted, so that ranks are compared by the time of their failure. A system
+        # call instead of `time.monotonic`, because tests replace the latter to freeze time.
         self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
         error = raised_in(item, call)
         if error is not None and not is_copy():
@@ -136,7 +137,7 @@ class Bridge:
     def _failure_of(
         self, item: pytest.Item, phase: str, error: BaseException, *, duration_s: float
     ) -> PhaseEnded:
-        """What can be said of a failure without running code of the test."""
+        """Describe a failure without running code of the test."""
         raised = describe_raised(error)
         return PhaseEnded(
             phase=phase,
@@ -149,7 +150,7 @@ class Bridge:
         )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A report is ready: send it at once if peers may wait for this rank in vain, else with the next one."""
+        """Queue a report; send it immediately if peers may be waiting for this rank in vain."""
         leave_as_copy(report)
         self._recorder.add_report(report)
         message = _phase_ended(report, self._config, self._ended_at_s)
@@ -159,16 +160,17 @@ class Bridge:
 
 
 def _awaited_ranks() -> tuple[int, ...]:
-    # Imported here: it brings the observing layer, which plain pytest runs without.
+    # Imported late: it loads `observe`, which plain pytest runs never need.
+
     from disttest.runtime.rank.waits import awaited_ranks
 
     return awaited_ranks()
 
 
 def raised_in(item: pytest.Item, call: pytest.CallInfo[None]) -> BaseException | None:
-    """The exception that fails a phase; None if it passes or skips.
+    """Return the exception that fails a phase; None if the phase passes or skips.
 
-    unittest keeps what a method has raised in the item; pytest puts it into the call while it makes the report.
+    For unittest methods pytest keeps the exception in the item, and moves it into the call while it makes the report.
     """
     kept = getattr(item, "_excinfo", None) or [call.excinfo]
     error = kept[0].value if kept[0] is not None else None
@@ -177,20 +179,22 @@ def raised_in(item: pytest.Item, call: pytest.CallInfo[None]) -> BaseException |
 
 
 def expected_failure(item: pytest.Item, error: BaseException) -> str | None:
-    """The reason why the test is expected to fail with this, as pytest decides it; None if it is not."""
+    """Return pytest's reason for an expected failure with this exception; None if the failure is not expected."""
     marked = item.stash.get(xfailed_key, None)
     if marked is None or item.config.option.runxfail:
         return None
     kinds = marked.raises
     if isinstance(kinds, (type, tuple)) and not isinstance(error, kinds):
         return None
-    return marked.reason  # RaisesGroup and the like would have to run code of the test
+    # Matchers such as RaisesGroup would run code of the test, so they are not evaluated.
+    return marked.reason
 
 
 def leave_as_copy(report: pytest.TestReport) -> None:
-    """End a fork that a test has made and that came back into pytest: it reports by its exit code, to its parent.
+    """End a fork that a test made and that returned into pytest; its exit code reports to its parent.
 
-    Not when the report is made: a plugin such as pytest-forked makes it in a fork, and logs it in the parent.
+    This happens when the report is logged, not when it is made: a plugin such as pytest-forked makes the report in a
+    fork, and logs it in the parent.
     """
     is_passed_subtest = hasattr(report, "context") and not report.failed
     if not is_copy() or is_passed_subtest:
@@ -217,7 +221,7 @@ def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: f
 
 
 def outcome_of(report: pytest.TestReport) -> Outcome:
-    """What a report says, in our words."""
+    """Translate a report's outcome."""
     if hasattr(report, "wasxfail"):
         return Outcome.XFAILED if report.skipped else Outcome.XPASSED
     if report.failed:
@@ -228,14 +232,14 @@ def outcome_of(report: pytest.TestReport) -> Outcome:
 
 
 def message_of(report: pytest.TestReport) -> str:
-    """One line for the whole report."""
+    """Return the headline of a report."""
     if hasattr(report, "context"):
         return f"{_subtest(report.context)} {_message_of(report)}".strip()
     return _message_of(report)
 
 
 def _subtest(context: Any) -> str:
-    """A subtest as pytest names it: ``[case] (i=2)``."""
+    """Format a subtest as pytest does: ``[case] (i=2)``."""
     message, arguments = getattr(context, "msg", None), getattr(context, "kwargs", None) or {}
     words = [f"[{text_of(message)}]"] if message is not None else []
     if arguments:
@@ -263,7 +267,7 @@ def _details(report: pytest.TestReport, outcome: Outcome) -> str:
 
 
 def longrepr_text(report: pytest.TestReport) -> str:
-    """The whole text of a failure."""
+    """Return the whole text of a failure."""
     try:
         return report.longreprtext
     except Exception:  # noqa: BLE001 - an object of a plugin or conftest
@@ -271,7 +275,7 @@ def longrepr_text(report: pytest.TestReport) -> str:
 
 
 def shorten(text: str) -> str:
-    """Details of a failure, not longer than a report can carry: head and tail."""
+    """Cut the details of a failure to the length that a report can carry, keeping head and tail."""
     if len(text) <= DETAILS_LIMIT:
         return text
     half = DETAILS_LIMIT // 2
@@ -279,7 +283,7 @@ def shorten(text: str) -> str:
 
 
 def _within_limit(text: str, data: dict[str, Any], report: pytest.TestReport) -> str:
-    """The report; one that is too long loses its traceback, not its outcome."""
+    """Return the report; if it is too long, drop its traceback and keep its outcome."""
     if len(text) <= _REPORT_LIMIT:
         return text
     essential = {"longrepr": clean_text(message_of(report)), "sections": [], "user_properties": []}

@@ -1,4 +1,4 @@
-"""A forked child makes itself at home: its own output, answer to the stacks signal, and libraries."""
+"""Set up a forked child: its output, its handler for the stacks signal, and its libraries."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from disttest.runtime.messages.protocol import Channel
 
 
 def out_of_the_way(channel: Channel) -> Channel:
-    """The same channel on a descriptor that tests do not touch."""
+    """Move the channel to a descriptor number that tests do not touch."""
     fd = high_copy(channel.fileno())
     channel.close()
     return Channel(socket.socket(fileno=fd))
 
 
 def belong_to_this_process(channel: Channel) -> None:
-    """Take the channel from every fork of this process: a copy of a rank must neither speak nor listen for it."""
+    """Close the channel in every fork of this process: a copy of a rank must neither send nor receive for it."""
     os.register_at_fork(after_in_child=channel.close)
 
 
 _captured_fds: list[int] = []
-# Where pytest has put the output that it captures.
+# Descriptors to which pytest moved the original output while it captures.
 _saved_fds: list[int] = []
 
 
 def redirect_output(config: pytest.Config, log: Path) -> None:
-    """Point fds 1 and 2 (and whatever pytest captured output into) at the log, from here on."""
+    """Point stdout, stderr and pytest's capture files at the log from now on."""
     fd = _open_log(log)
     flush_output()
     targets = {1, 2, *_stop_capture(config)}
@@ -58,12 +58,13 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]
-    faulthandler.disable()  # or the handlers of a test that put its own would stay
+    # Disable it first; otherwise handlers that a test installed would remain.
+    faulthandler.disable()
     faulthandler.enable(2)
 
 
 def _is_closed(stream: object) -> bool:
-    """Whether it is a closed stream; a test may have put anything in its place."""
+    """Whether this is a closed stream; a test may have replaced it by anything."""
     try:
         return bool(getattr(stream, "closed", False))
     except Exception:  # noqa: BLE001
@@ -79,9 +80,10 @@ def _open_log(log: Path) -> int:
 
 
 def _copies_of_output() -> list[int]:
-    """Descriptors of the command's own output that pytest has put aside: whoever reads it waits for their end.
+    """List the descriptors that pytest has saved of the command's own output.
 
-    They matter when a process cannot be killed. In a rank that has let go of them there are none.
+    A reader of that output waits until every copy is closed, which matters if a rank cannot be killed. There are none
+    in a rank that has closed them before.
     """
     outputs = {_identity(fd) for fd in _saved_fds} - {None}
     _saved_fds.clear()
@@ -104,9 +106,10 @@ def _text_stream(fd: int) -> IO[str]:
 
 
 def _stop_capture(config: pytest.Config) -> list[int]:
-    """Turn pytest's capturing into ``-s`` for this process; return the descriptors it wrote to.
+    """Turn pytest's capturing into ``-s`` in this process; return the descriptors it wrote to.
 
-    The parent's capture objects are left as they are, neither closed nor flushed: they are shared with it.
+    The capture objects of the parent are neither closed nor flushed, because their files are shared with it. pytest has
+    no public way to replace them, hence the private attributes.
     """
     manager = config.pluginmanager.getplugin("capturemanager")
     if manager is None or manager._method == "no":  # noqa: SLF001
@@ -133,10 +136,11 @@ _stacks_files: dict[Path, IO[bytes]] = {}
 
 
 def register_stacks(path: Path) -> None:
-    """Answer the stacks signal; the file appears only when it is safe to send it."""
+    """Answer the stacks signal. The file appears only when it is safe to send the signal."""
     pending = path.with_suffix(".pending")
     file = _stacks_files.get(path) or pending.open("ab", buffering=0)
-    faulthandler.unregister(STACKS_SIGNAL)  # a test may have put a handler of its own
+    # A test may have installed its own handler.
+    faulthandler.unregister(STACKS_SIGNAL)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
     if path not in _stacks_files:
         _stacks_files[path] = file
@@ -144,10 +148,10 @@ def register_stacks(path: Path) -> None:
 
 
 def join_stacks(path: Path) -> None:
-    """Answer the stacks signal into the file of another process, behind what is there.
+    """Answer the stacks signal into the file of another process, appended to its content.
 
     Raises:
-        OSError: there is no such file any more.
+        OSError: the file no longer exists.
     """
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab", buffering=0)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
@@ -155,12 +159,12 @@ def join_stacks(path: Path) -> None:
 
 
 def stacks_path() -> Path | None:
-    """Where this process answers the stacks signal; None if it does not."""
+    """The file for the answers to the stacks signal; None if this process has no handler."""
     return next(reversed(_stacks_files), None)
 
 
 def renew_libraries(threads: int) -> None:
-    """Renew what a fork copied: thread counts, cached device counts, log streams."""
+    """Refresh what a fork inherits: thread counts, cached device counts, log streams."""
     for handler in _stream_handlers():
         handler.setStream(sys.stderr)
     torch = sys.modules.get("torch")
@@ -171,7 +175,7 @@ def renew_libraries(threads: int) -> None:
 
 
 def speak_into(path: Path) -> None:
-    """Send this process's output, tracebacks included, to a file of its own."""
+    """Send this process's output, including tracebacks, to a file."""
     point_output_at(path)
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
@@ -181,19 +185,19 @@ _undo_check: list[Callable[[], None]] = []
 
 
 def stay_off_cuda() -> None:
-    """This process forks ranks: it must not initialise CUDA, and is told apart from those that may."""
+    """Mark this process as one that forks ranks: it must not initialize CUDA."""
     _undo_check.append(check_by_nvml())
     watch_cuda({"torch": answer_for_cuda, "numba.cuda": answer_for_numba})
 
 
 def inherit_stay_off_cuda() -> None:
-    """The same in a new program that such a process has started: the variable in its environment is ours to undo."""
+    """Do the same in a program started by such a process, which inherits the variable in its environment."""
     forget_check_by_nvml()
     stay_off_cuda()
 
 
 def use_cuda_freely() -> None:
-    """This process forks no ranks (any more): torch is as its user has it."""
+    """Restore torch's own behaviour in a process that does not fork ranks."""
     unwatch_cuda()
     if (torch := sys.modules.get("torch")) is not None:
         leave_answers_to_cuda(torch)
@@ -202,7 +206,7 @@ def use_cuda_freely() -> None:
 
 
 def _stream_handlers() -> Iterator[logging.StreamHandler[Any]]:
-    # The list that logging.shutdown goes through: torch has a thousand loggers, and to look at each is to copy its page.
+    # `logging.shutdown` uses this list. torch has a thousand loggers, and looking at each would copy its page.
     for handler in [reference() for reference in logging._handlerList]:  # type: ignore[attr-defined]  # noqa: SLF001
         if type(handler) is logging.StreamHandler:
             yield handler

@@ -1,6 +1,7 @@
-"""Answers of a rank that may hang: the exception that it is handling, and the collectives that plugins know of.
+"""Answer questions about a rank that may hang: the exception that it is handling, and its collectives.
 
-The main thread may wait in C++ for ever; so a thread waits (without the GIL) on a named pipe, and answers when the world asks.
+The main thread may wait in C++ forever. A second thread therefore waits on a named pipe, without the GIL, and answers
+when the world asks.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _encoder = msgspec.json.Encoder()
 
 
 def answer_questions(questions: Path, rank: int) -> None:
-    """Start the thread; whoever writes a path into the named pipe gets its answer there.
+    """Start the answering thread. A process that writes a path into the named pipe gets the answer there.
 
-    A bare thread, so that tests which count the threads of Python do not see it.
+    The thread is started below `threading`, so that tests which count Python threads do not see it.
     """
     os.mkfifo(questions)
     _thread.start_new_thread(_answer, (questions, rank))
@@ -36,7 +37,8 @@ def _answer(questions: Path, rank: int) -> None:
     while True:
         with questions.open("rb") as pipe:
             target = pipe.read().decode()
-        with contextlib.suppress(Exception):  # evidence is welcome, never a new fault
+        # Missing evidence is acceptable; a new fault is not.
+        with contextlib.suppress(Exception):
             _write_in_flight(questions)
         with contextlib.suppress(Exception):
             _write_calls(Path(target), rank)
@@ -46,14 +48,14 @@ _since_s = 0.0
 
 
 def note_start() -> None:
-    """A test starts: what was called before does not belong to it."""
+    """Start a new test: earlier calls do not belong to it."""
     global _since_s  # one rank per process
-    # Recorders stamp with the wall clock; a test that replaces ``time.time`` does not move it.
+    # Recorders use the wall clock. A system call reads it, because tests replace `time.time`.
     _since_s = clock_gettime(CLOCK_REALTIME)
 
 
 def in_flight_path(questions: Path) -> Path:
-    """Where a rank that is asked for its collectives writes the exception that it is handling, before those."""
+    """The file in which a rank writes the exception that it is handling, before its collectives."""
     return questions.with_suffix(".raised")
 
 
@@ -71,7 +73,7 @@ def _write_in_flight(questions: Path) -> None:
 
 
 def ask(questions: Path, target: Path) -> bool:
-    """Ask a rank for its collectives at ``target``; False when it does not listen (any more)."""
+    """Ask a rank to write its collectives to ``target``; return False if it does not listen."""
     try:
         fd = os.open(questions, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -91,7 +93,8 @@ def _write_calls(target: Path, rank: int) -> None:
         calls = plugin_manager().call(
             "disttest_calls_of_rank", rank=rank, since_s=_since_s, folder=target.parent
         )
-    except PluginError as error:  # the test has failed already; its log names the plugin
+    # The test has failed already; its log names the plugin.
+    except PluginError as error:
         os.write(2, f"disttest: {error}\n".encode())
     _write_whole(target, _encoder.encode(tuple(calls or ())))
 
@@ -103,12 +106,12 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def read_answer(target: Path) -> tuple[Collective, ...]:
-    """The collectives in an answer."""
+    """Read the collectives from an answer."""
     return msgspec.json.decode(target.read_bytes(), type=tuple[Collective, ...])
 
 
 def read_in_flight(questions: Path) -> Raised | None:
-    """The exception that the rank was handling, if it has written one."""
+    """Read the exception that the rank was handling; None if it wrote none."""
     try:
         return msgspec.json.decode(in_flight_path(questions).read_bytes(), type=Raised)
     except (OSError, *UNREADABLE):

@@ -1,12 +1,13 @@
-"""Gloo's threads that carry messages give way to the threads that compute.
+"""Lower the priority of gloo's message threads against threads that compute.
 
-Such a thread (``gloo_tcp_loop``) wakes with each message, and tries for the lock of its connection until it gets it, or until
-somebody wants what has come. Where ranks outnumber processors it takes the processor from the very thread that holds the lock,
-and turns in circles for the rest of its time slice: an ``all_reduce`` over 4 ranks on 2 processors takes 5 ms, and 1 ms
-without that. As batch work (``SCHED_BATCH``, sched(7)) it has the same share of the processors, but takes none from a thread
-that runs. `python bench/gloo_loops.py` measures it, also beside other programs that want the processors.
+A thread named ``gloo_tcp_loop`` wakes with each message and spins on the lock of its connection until it gets the lock
+or a caller wants the data. If ranks outnumber processors, it takes the processor from the very thread that holds the
+lock, and spins for the rest of its time slice. An ``all_reduce`` over 4 ranks on 2 processors takes 5 ms that way. As
+batch work (``SCHED_BATCH``, sched(7)) the thread keeps its share of the processors but never preempts, and the same
+call takes 1 ms. Measured by `python bench/gloo_loops.py`, also next to other programs that want the processors.
 
-Only these threads: ranks that are batch work as a whole wait for others' programs after each message.
+Only these threads are changed: a rank that is batch work as a whole waits up to 11 ms after each message next to
+other programs. The price is that 2 ranks next to two busy programs take 2.9 ms where torch takes 0.9.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _seen: frozenset[int] = frozenset()
 
 
 def calm_gloo_loops() -> None:
-    """Make batch work of the loops that were started since the last time; where that is not allowed they stay as they are."""
+    """Make batch work of the loops started since the last call; without permission they stay as they are."""
     global _seen  # the threads of a process
     now = thread_ids()
     for tid in now - _seen:
@@ -33,9 +34,9 @@ def calm_gloo_loops() -> None:
 
 
 class CalmGlooLoops(Tool):
-    """Does so whenever a group has been made."""
+    """Calls :func:`calm_gloo_loops` whenever a group is created."""
 
     def on_group(self, _group: Group, *, made: bool) -> None:
-        """A new group has a loop of its own."""
+        """Handle the loop of a new group."""
         if made:
             calm_gloo_loops()

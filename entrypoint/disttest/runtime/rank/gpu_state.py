@@ -1,8 +1,8 @@
-"""What a rank on a GPU owes the next test: its errors found, its memory returned. Not loaded in ranks on the CPU.
+"""Clean-up of a rank on a GPU: find late errors, return memory. Not imported in ranks on the CPU.
 
-CUDA reports errors late: a kernel that fails makes some later call raise, in whatever test that happens to be. So each
-test ends by waiting for the device, as the last thing of its tear-down: what fails there is an error of this test,
-and what hangs there runs into its time limit, with stacks and collectives as in any other hang.
+CUDA reports errors late: a failed kernel makes some later call raise, in any test. Each test therefore ends by waiting
+for the device, as the last step of its tear-down. An error there belongs to this test; a hang there runs into its time
+limit, with stacks and collectives as in any other hang. A separate limit for this step would be a second clock.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-_cuda: Any = torch.cuda  # has no annotations
-# A rank's CUDA context and NCCL's buffers, which torch's limit does not cover.
+# torch.cuda has no annotations.
+_cuda: Any = torch.cuda
+# Bytes of a rank's CUDA context and NCCL's buffers, which torch's limit does not cover.
 _CONTEXT_BYTES = 1 << 29
-# Bytes: less than what torch rounds large blocks to is kept by caches of all kinds.
+# Bytes; caches of all kinds keep less than the size to which torch rounds large blocks.
 _WORTH_NAMING = 1 << 20
 
 
@@ -29,47 +30,48 @@ class GpuCare:
         self._before = self._at_call = 0
 
     def share_memory(self, ranks: int) -> None:
-        """Limit this rank to its share of the memory of a GPU on which several ranks compute.
+        """Limit this rank to its share of the memory of a GPU that several ranks share.
 
-        The first rank to need more than its share then fails by itself. Without the limit, whichever rank asks last
-        fails, which need not be the one that takes too much.
+        The first rank that exceeds its share then fails. Without the limit, the rank that allocates last fails, which
+        may be innocent.
         """
         if ranks > 1:
             total = _cuda.get_device_properties(_cuda.current_device()).total_memory
             _cuda.set_per_process_memory_fraction(max(0.0, 1 / ranks - _CONTEXT_BYTES / total))
 
     def begin(self) -> None:
-        """A test starts."""
+        """Record the memory in use before a test."""
         self._failed = False
         self._before = self._at_call = _in_use()
 
     def note_call(self) -> None:
-        """Its set-up is over."""
+        """Record the memory in use after set-up."""
         self._at_call = _in_use()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A phase is over: after a failure the world ends, and the device may never answer."""
+        """Record a failure: the world ends then, and the device may never answer."""
         self._failed |= bool(report.failed)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Iterator[None]:
-        """Wait for the device after all that the test tears down, and return cached memory to it."""
+        """Wait for the device after all other tear-down, and release cached memory."""
         result: Any = yield
         if not self._failed:
             wait_for_gpus()
         return result  # type: ignore[no-any-return]
 
     def leaks(self, *, shared_fixtures: bool) -> tuple[str, ...]:
-        """Name memory that is in use and was not before. Asks torch's own books, not the device.
+        """Name memory that is in use and was not before, by torch's allocator statistics.
 
         Args:
-            shared_fixtures: fixtures of a wider scope than the test are still set up; what they hold is theirs.
+            shared_fixtures: whether fixtures of a wider scope are still set up; their memory is no leak.
         """
         if self._failed or not _cuda.is_initialized():
             return ()
         before = max(self._before, self._at_call) if shared_fixtures else self._before
         more = _in_use() - before
-        for release in (_clear_workspaces, gc.collect):  # the cheaper one first
+        # The cheaper one first.
+        for release in (_clear_workspaces, gc.collect):
             if more > _WORTH_NAMING:
                 release()
                 more = _in_use() - before
@@ -86,18 +88,20 @@ def _in_use() -> int:
 
 
 def _clear_workspaces() -> None:
-    """Let go of what libraries keep for each stream."""
+    """Free the workspaces that libraries keep for each stream."""
+    # No public name as of torch 2.13.
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001
     if clear is not None:
         clear()
 
 
 def wait_for_gpus() -> None:
-    """Wait for all that this process has started on devices, whichever is the current one; fail with what they report."""
+    """Wait for all work that this process has started on any device; fail the test with any error."""
     if not _cuda.is_initialized():
         return
     try:
         for device in range(_cuda.device_count()):
+            # Synchronizing a device without a context would create one there. No public name as of torch 2.13.
             if torch._C._cuda_hasPrimaryContext(device):  # type: ignore[attr-defined]  # noqa: SLF001
                 _cuda.synchronize(device)
         _cuda.empty_cache()

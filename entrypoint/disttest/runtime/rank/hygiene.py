@@ -1,10 +1,11 @@
-"""What a test may leave behind in a living rank: noticed, named, and put back before the next test.
+"""State snapshots of a living rank: detect and name the leaks of a test, and restore the state before the next one.
 
-State is read as facts, by facet (``environment`` -> ``FOO`` -> value), before set-up and after tear-down; while fixtures of
-a wider scope are alive also before the call: a fact that ends as it was then was changed by set-up, is theirs, and
-stays. Every other difference is a leak.
+State is read facet by facet (``environment`` -> ``FOO`` -> value), before set-up and after tear-down. While fixtures of
+a wider scope are alive, it is also read before the call: a value that already had its final form then was changed by
+set-up, belongs to a fixture, and stays. Every other difference is a leak.
 
-What is read, and how it is put back, is in :mod:`disttest.runtime.rank.facets`.
+State is compared, never guarded while it changes: wrapped modes and functions would run tests in another torch than
+their users have. :mod:`disttest.runtime.rank.facets` knows how each facet is read and restored.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, describe_
 from disttest.runtime.rank.facets.facet_table import loaded_facets
 
 Facts = dict[str, Values]
-"""Facet -> its values; a facet of a library that is not loaded is not there."""
+"""Facet -> its values; a facet of a library that is not loaded is missing."""
 ENVIRONMENT = "environment"
-"""The facet whose values are the variables of the environment."""
+"""The facet whose values are the environment variables."""
 _MOST_NAMED = 50
 
 
 class Cleanup(NamedTuple):
-    """What the cleaning of a rank found."""
+    """Result of restoring the state of a rank."""
 
     leaks: tuple[str, ...]
     kept: tuple[str, ...] = ()
-    """Those that could not be put back."""
+    """Leaks that could not be restored."""
     facts: Facts | None = None
-    """What holds now; None where something had to be put back."""
+    """State after the restoration; None if something had to be restored."""
     store_keys: tuple[str, ...] = ()
-    """What the world is to delete in its store."""
+    """Keys that the world must delete from its store."""
 
     @property
     def retire(self) -> bool:
@@ -45,51 +46,57 @@ class Cleanup(NamedTuple):
 
 
 class _Unreadable(NamedTuple):
-    """Stands for the values of a facet that a test has damaged so that they cannot be read."""
+    """Takes the place of the values of a facet that a test has damaged."""
 
     error: str
 
 
 def prepare() -> None:
-    """Import what reading takes, once in a process that forks ranks: each would do it by itself."""
+    """Import everything that reading needs, once in a process that forks ranks, so that no rank has to."""
     loaded_facets()
 
 
 def look_before_forks() -> None:
-    """Look once at what tests may replace, when all is loaded: a rank whose look is the first copies far more pages."""
+    """Take the first look at replaceable names before any fork.
+
+    A rank that looks first copies far more memory pages.
+    """
     for facet in loaded_facets():
         if facet.kept_since_first:
             _read(facet)
 
 
 FacetsThere = Callable[[], tuple[Facet, ...]]
-"""Says which facets there are by now."""
+"""Returns the facets that can be read now."""
 
 
 def facets_between_tests() -> tuple[Facet, ...]:
-    """Those that are looked at in a process that runs one test after another."""
+    """List the facets of a process that runs several tests."""
     return loaded_facets()
 
 
 def facets_of_one_test() -> tuple[Facet, ...]:
-    """Those in a process that runs one test: what that replaces goes with it, and to look would copy pages."""
+    """List the facets of a process that runs one test.
+
+    Replaced names vanish with the process, and looking at them would copy memory pages.
+    """
     return tuple(facet for facet in loaded_facets() if not facet.kept_since_first)
 
 
 def read_facts(facets: FacetsThere = facets_between_tests) -> Facts:
-    """All facts of this process."""
+    """Read the whole state of this process."""
     return {facet.kind: _read_anew(facet) for facet in facets()}
 
 
 def facts_before(
     last: Facts | None, *, shared_fixtures: bool, facets: FacetsThere = facets_between_tests
 ) -> Facts:
-    """The facts before a test.
+    """Return the state before a test.
 
     Args:
-        last: as the last test has left them, which need no second look.
-        shared_fixtures: those of another rank, slower than this one, may have set keys in the store since.
-        facets: those that are looked at.
+        last: state after the previous test, which needs no second look; None if it was restored.
+        shared_fixtures: whether fixtures of a wider scope exist; in a slower rank they may have set store keys since.
+        facets: lists the facets to read.
     """
     if last is None:
         return read_facts(facets)
@@ -97,12 +104,12 @@ def facts_before(
 
 
 def with_own_groups(before: Facts) -> Facts:
-    """The facts with the process groups as they are now: the default group has just been made for the test."""
+    """Read the process groups again: the default group has just been created for the test."""
     return {**before, **{facet.kind: _read_anew(facet) for facet in loaded_facets() if facet.made_for_tests}}
 
 
 def set_variables(variables: Variables) -> Facts:
-    """Set these in the environment of this process; what it holds then."""
+    """Set environment variables of this process; return the environment afterwards."""
     facet = next(facet for facet in loaded_facets() if facet.kind == ENVIRONMENT)
     for name, value in variables:
         facet.restore(name, MISSING if value is None else value)
@@ -117,23 +124,25 @@ def clean_up(
     shared_fixtures: bool,
     facets: FacetsThere = facets_between_tests,
 ) -> Cleanup:
-    """Put back what a test changed.
+    """Restore the state that a test changed.
 
     Args:
-        pristine: facts when the rank started; a fixture of a wider scope that is torn down returns to them.
-        before: facts before the set-up of the test.
-        at_call: facts when its call began.
-        shared_fixtures: fixtures of a wider scope than the test are still set up.
-        facets: those that are looked at.
+        pristine: state at the start of the rank, to which the tear-down of a wider fixture returns.
+        before: state before the set-up of the test.
+        at_call: state when the call began.
+        shared_fixtures: whether fixtures of a wider scope than the test are still set up.
+        facets: lists the facets to read.
     """
-    spent = _descriptors_are_spent()  # by the limit that the test has left
+    # First, because the limit may be restored below.
+    spent = _descriptors_are_spent()
     leaks = [spent] if spent else []
     kept = [*leaks]
     facts: Facts = {}
     store_keys: list[str] = []
     for facet in facets():
         now_of_it = facts[facet.kind] = _read(facet)
-        if facet.kind not in before:  # its library was loaded meanwhile: there is nothing to go back to
+        # The test loaded the library, so there is no earlier state to restore.
+        if facet.kind not in before:
             continue
         fine = [] if facet.made_for_tests else [pristine.get(facet.kind, {})]
         fine += [at_call.get(facet.kind, {})] if shared_fixtures else []
@@ -151,36 +160,36 @@ def clean_up(
 
 
 class Tidying:
-    """Keeps the state of one rank, from test to test."""
+    """Keeps the state snapshots of one rank from test to test."""
 
     def __init__(self, facets: FacetsThere) -> None:
-        """Of a rank as it is now.
+        """Take the first snapshot.
 
         Args:
-            facets: those that are looked at.
+            facets: lists the facets to read.
         """
         self._facets = facets
         self._pristine = read_facts(facets)
-        # After the last test, if nothing had to be put back.
+        # State after the previous test, if nothing had to be restored.
         self._last: Facts | None = None
         self._before: Facts = {}
         self._at_call: Facts = {}
 
     def begin(self, *, shared_fixtures: bool) -> None:
-        """A test begins."""
+        """Take the snapshot before a test."""
         before = facts_before(self._last, shared_fixtures=shared_fixtures, facets=self._facets)
         self._before = self._at_call = before
 
     def note_call(self) -> None:
-        """Its call begins, and what its set-up has changed stays."""
+        """Take the snapshot before the call; changes made by set-up stay."""
         self._at_call = read_facts(self._facets)
 
     def note_group(self) -> None:
-        """The default group has been made for it."""
+        """Take over the default group that was created for the test."""
         self._before = with_own_groups(self._before)
 
     def end(self, *, shared_fixtures: bool) -> Cleanup:
-        """It is over."""
+        """Restore the state after a test."""
         cleanup = clean_up(
             self._before,
             self._at_call,
@@ -193,20 +202,23 @@ class Tidying:
 
 
 def reseed(seed: int) -> None:
-    """Seed every random generator that is loaded, the same on all ranks."""
+    """Seed every loaded random generator; all ranks get the same seed."""
     import random
 
     random.seed(seed)
     if numpy := loaded("numpy"):
         numpy.random.seed(seed % 2**32)
     if torch := loaded("torch"):
-        # Else torch notes each seed, with a stack, for accelerators that never come.
+        # `torch.manual_seed` also records each seed, with a stack, for accelerators that are initialized later.
         (torch if _has_accelerator(torch) else torch.default_generator).manual_seed(seed)
 
 
 @functools.cache
 def _has_accelerator(torch: Any) -> bool:
-    """Whether this process may ever compute on one: torch's CUDA build is none, and worlds on the CPU are shown none."""
+    """Whether this process may ever use an accelerator.
+
+    torch's CUDA build alone does not count; worlds on the CPU see no device.
+    """
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "cuda":
         return accelerator is not None
@@ -240,7 +252,8 @@ def _restore(facet: Facet, name: Any, then: Any) -> bool:
 
 
 def _changes(now: Values, before: Values) -> Iterator[tuple[Any, Any, Any]]:
-    if is_same(now, before):  # nearly always
+    # The usual case.
+    if is_same(now, before):
         return
     for name in [*now, *(name for name in before if name not in now)]:
         here, then = now.get(name, MISSING), before.get(name, MISSING)
@@ -249,17 +262,20 @@ def _changes(now: Values, before: Values) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _descriptors_are_spent() -> str:
-    """Whether the next test would find no file descriptors left; they cannot be told from those in use."""
+    """Describe file descriptors if more than half are in use: leaked ones cannot be told from the others."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         lowest = os.dup(2)
         os.close(lowest)
-    except OSError:  # none is left, or the test has closed its output
+    # No descriptor is left, or the test has closed stderr.
+    except OSError:
         lowest = limit
-    if lowest <= limit // 2:  # the first that is free: no more than so many can be a leak
+    # The lowest free number is an upper bound of the leaked descriptors.
+    if lowest <= limit // 2:
         return ""
     try:
         count = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names only, and quickly
-    except OSError:  # not even one is left to look
+    # Not even one descriptor is left to list the others.
+    except OSError:
         count = limit
     return f"file descriptors: {count} of {limit} are open" if count > limit // 2 else ""

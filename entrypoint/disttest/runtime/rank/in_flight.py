@@ -1,7 +1,7 @@
-"""Find the exception that the main thread has raised and pytest does not know yet, as seen by another thread.
+"""Find an exception that the main thread has raised and pytest does not know yet; runs in another thread.
 
-A ``finally`` block with a barrier holds its exception back for as long as the barrier waits. The rank is then ended
-because of the barrier, and the exception would be reported nowhere.
+A ``finally`` block with a barrier delays its exception for as long as the barrier waits. The rank is then ended because
+of the barrier, and the exception would appear nowhere.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _REWRITE = "/_pytest/assertion/rewrite.py"
 _UNITTEST = "/unittest/case.py"
 _UNITTEST_TEXTS = frozenset({"safe_repr", "_common_shorten_repr"})
 _TEXTS = ("/pprint.py", "/difflib.py")
-# Local variables in which pytest collects what finalizers have raised until the last one has run.
+# Local variables in which pytest collects exceptions of finalizers until the last one has run.
 _COLLECTED = ("exceptions", "these_exceptions")
 
 
 def find_in_flight() -> Raised | None:
-    """Describe the exception that holds the main thread, or the assertion whose message is being made there."""
+    """Describe the exception that the main thread handles, or the failed assertion whose message it is building."""
     ident = threading.main_thread().ident
     frames = tuple(_outwards(sys._current_frames().get(ident or 0)))  # noqa: SLF001
     failed = _failed_assertion(frames)
@@ -46,16 +46,16 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _handled_by(ident: int) -> Iterator[BaseException]:
-    """The exception that a thread is handling, if it handles one."""
+    """Yield the exception that a thread is handling, if any."""
     current: Any = sys._current_exceptions().get(ident)  # noqa: SLF001
-    # Python 3.11 and earlier give a tuple like sys.exc_info().
+    # Python 3.11 and earlier return a tuple like sys.exc_info().
     found = current[1] if isinstance(current, tuple) else current
     if isinstance(found, BaseException):
         yield found
 
 
 def _held_by_harness(frames: Sequence[FrameType]) -> Iterator[BaseException]:
-    """Exceptions that unittest and pytest have caught, and report when tearDown and the finalizers are over."""
+    """Yield exceptions that unittest and pytest have caught and report only after tearDown and the finalizers."""
     for frame in frames:
         if frame.f_code.co_filename.endswith("/_pytest/unittest.py"):
             held = getattr(frame.f_locals.get("self"), "_excinfo", None) or ()
@@ -66,12 +66,13 @@ def _held_by_harness(frames: Sequence[FrameType]) -> Iterator[BaseException]:
 
 
 def _failed_assertion(frames: Sequence[FrameType]) -> Raised | None:
-    """The assertion whose message is being made.
+    """Find the assertion whose message is being built.
 
-    pytest's rewritten ``assert`` and unittest's methods call ``repr()`` of the operands only once the comparison has
-    failed, and raise the AssertionError after that.
+    pytest's rewritten ``assert`` and unittest's methods call ``repr()`` on the operands only after the comparison has
+    failed, and raise the AssertionError afterwards.
     """
-    if util._assertion_pass is not None:  # noqa: SLF001  # a hook then asks for the message of each assertion that holds
+    # With a pytest_assertion_pass hook, pytest also builds messages of assertions that hold.
+    if util._assertion_pass is not None:  # noqa: SLF001
         return None
     makes_text = False
     for frame, caller in pairwise(frames):

@@ -1,9 +1,9 @@
-"""pytest's capture of log records, at a price that a short test can pay.
+"""Cheaper attachment of pytest's log handlers, for short tests.
 
-In each phase pytest attaches two handlers to the root and to every logger that does not propagate, and takes them off
-again, each under the lock of ``logging``. torch has some forty such loggers, which makes this a tenth of a warm test
-with one collective. In ranks the same handlers go to the same loggers, without a lock for each: lists of Python can be
-appended to as they are.
+In each phase pytest attaches two handlers to the root logger and to every logger that does not propagate, and detaches
+them again, each under the lock of ``logging``: https://github.com/pytest-dev/pytest/pull/14375. torch has some forty
+such loggers, so this takes a tenth of a warm test with one collective. In ranks the same handlers are attached without
+the locks, since appending to a Python list is atomic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PLUGIN = catching_logs.__module__
 
 
 def hasten_log_capture() -> None:
-    """From here on in this process; a pytest that attaches to the root logger alone is left as it is."""
+    """Replace the attachment in this process; a pytest that uses only the root logger stays as it is."""
     if "attached_loggers" not in getattr(catching_logs, "__slots__", ()):
         return
     patched: Any = catching_logs
@@ -26,14 +26,20 @@ def hasten_log_capture() -> None:
 
 
 def captured_loggers() -> tuple[logging.Logger, ...]:
-    """Those that pytest listens to now, for a fork: to look at a thousand loggers there is to copy the page of each."""
+    """List the loggers that pytest listens to, before a fork.
+
+    In the fork, a look at a thousand loggers would copy the memory page of each.
+    """
     known = logging.root.manager.loggerDict.values()
     loggers = (logging.root, *(each for each in known if isinstance(each, logging.Logger)))
     return tuple(logger for logger in loggers if any(map(_is_pytests, logger.handlers)))
 
 
 def forget_log_capture(loggers: Iterable[logging.Logger]) -> None:
-    """Take pytest's handlers off these: in a rank of a hosted test no pytest will, and its records go to its own log."""
+    """Detach pytest's handlers in a rank of an adapted test class, whose records go to its log.
+
+    No pytest runs in that process to detach them.
+    """
     for logger in loggers:
         logger.handlers[:] = [each for each in logger.handlers if not _is_pytests(each)]
 

@@ -1,4 +1,4 @@
-"""What tests share with their modules and classes: noticed where it is another one than before."""
+"""Detect changes of modules and classes that tests share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-# Libraries by name: whoever develops torch has it outside of the folders of libraries.
+# Libraries by name: a developer of torch has it outside the library folders.
 _PACKAGES = frozenset({"torch", "torchgen", "functorch", "disttest"})
 _BY_PYTHON = frozenset({"__warningregistry__", "__annotations__", "__builtins__"})
 
 
 class ModuleWatch:
-    """Modules that are no library's, and some classes, as they are now: their names, and what stands in containers there."""
+    """Snapshot of the user's modules and some classes: their names, and the content of containers."""
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
         self._owners: list[Any] = [*_own_modules(), *classes]
@@ -29,7 +29,7 @@ class ModuleWatch:
         ]
 
     def changed(self) -> str:
-        """What is another one now, by name; empty if nothing is."""
+        """Name the first difference from the snapshot; empty if there is none."""
         for owner, then in zip(self._owners, self._names, strict=True):
             if not _same(now := _names(owner), then):
                 return f"{_label(owner)}.{_first_difference(now, then)}"
@@ -37,13 +37,13 @@ class ModuleWatch:
 
 
 class Numbers:
-    """What classes beside those of the tests count with, in torch's modules: a new rank begins with other numbers."""
+    """Counters that classes in torch's test modules keep; a new rank starts with fresh numbers."""
 
     def __init__(self, classes: Iterable[type]) -> None:
-        """As they are now.
+        """Record the counters.
 
         Args:
-            classes: of a test and its bases; those of torch's say which modules are looked at.
+            classes: a test class and its bases; those from torch select the modules.
         """
         modules = {each.__module__ for each in classes if each.__module__.startswith("torch.")}
         owners = [
@@ -58,7 +58,7 @@ class Numbers:
         ]
 
     def put_back(self) -> None:
-        """Set those to their old values that are others now."""
+        """Restore the counters that have changed."""
         for owner, name, value in self._then:
             if vars(owner).get(name) != value:
                 setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""A ``MASTER_PORT`` that a suite has chosen for itself: nobody listens there, so rank 0 has to, as where there is no agent."""
+"""Support for suites that choose a ``MASTER_PORT``: no agent listens there, so rank 0 must host the store."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def heed_own_port(port: int) -> None:
-    """From now on torch is told that an agent hosts the store only where this is so.
+    """Let torch believe in an agent's store only while ``MASTER_PORT`` is that of the world.
 
     Args:
-        port: of the world's store, which listens already.
+        port: port of the world's store, which listens already.
     """
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
     asks_for_agent = getattr(rendezvous, "_torchelastic_use_agent_store", None)
@@ -19,7 +19,7 @@ def heed_own_port(port: int) -> None:
         return
 
     def use_agent_store() -> bool:
-        # Asked by each init_process_group that reads the environment, which a fixture may have set a moment before.
+        # Called by each init_process_group that reads the environment; a fixture may have changed it just before.
         if os.environ.get("MASTER_PORT") != str(port):  # noqa: TID251
             os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # noqa: TID251
         return bool(asks_for_agent())

@@ -1,7 +1,7 @@
-"""A rank: runs tests when its world says so, and sends up what pytest reports. An island below the world.
+"""Process of a rank: run tests on the world's orders, and send pytest's reports to the world.
 
-A rank is either forked from a process that has collected the tests, or (where forking is unsafe) a
-fresh interpreter that collected them itself; from :func:`serve` on the two are the same.
+A rank is a fork of a process that has collected the tests or, where forking is unsafe, a fresh interpreter that
+collects them. From :func:`serve` on, both behave alike.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _BEFORE = {"setup": "before the test", "call": "setup", "teardown": "call"}
 
 
 class _Session:
-    """The state of this rank between messages; one per process."""
+    """State of this rank between messages; one per process."""
 
     def __init__(
         self, spec: RankSpec, channel: Channel, session: pytest.Session, phase: PhaseCell, marks: CpuMarks
@@ -81,21 +81,22 @@ class _Session:
             hygiene.facets_of_one_test if runs_one else hygiene.facets_between_tests
         )
         self.shared_before = 0
-        """How many fixtures of a wider scope there were before the set-up of the running test."""
+        """Number of fixtures with a wider scope before the set-up of the running test."""
 
     def note_phase(self, phase: str, xfail: bool) -> None:
-        """A phase of the running test begins."""
+        """Record that a phase of the running test begins."""
         self.phase.write(phase, xfail=xfail)
         self.marks.mark(_BEFORE[phase])
         if phase != "call":
             return
-        if shared_fixtures(self.session) > self.shared_before:  # what those have changed stays
+        # Changes by fixtures of a wider scope must survive the test.
+        if shared_fixtures(self.session) > self.shared_before:
             self.tidying.note_call()
         if self.gpu is not None:
             self.gpu.note_call()
 
     def scratch(self) -> Path:
-        """The directory that the ranks of the running test share; the test is skipped where there is none."""
+        """Create the directory that the ranks of the running test share; skip the test if the nodes share none."""
         partition = self.spec.partition
         if partition is not None and not partition.shared_dir:
             pytest.skip("needs a directory that all nodes share: name one with --shared-dir")
@@ -110,7 +111,7 @@ class _Session:
         return self.order
 
     def world(self) -> World:
-        """The world of the running test, its process group initialised."""
+        """The world of the running test, with its process group initialized."""
         self.join_group(self.running())
         shape = self.spec.shape
         return World(
@@ -123,7 +124,7 @@ class _Session:
         )
 
     def join_group(self, order: RunTest) -> None:
-        """Make the default process group, unless the last test left it in place."""
+        """Create the default process group, unless the previous test left it in place."""
         import torch
         import torch.distributed as dist
 
@@ -149,14 +150,14 @@ class _Session:
 def make_default_group(
     shape: WorldShape, rank: int, store: tuple[str, int], *, generation: int, device_id: Any = None
 ) -> None:
-    """Make the default process group of a test.
+    """Create the default process group of a test.
 
     Args:
-        shape: of the world.
-        rank: of this process.
-        store: address and port of the world's.
-        generation: how many tests the world has run before.
-        device_id: the GPU that NCCL is to bind to.
+        shape: shape of the world.
+        rank: rank of this process.
+        store: address and port of the world's store.
+        generation: number of tests that the world has run before; keeps the keys of tests apart.
+        device_id: the GPU that NCCL binds to.
     """
     import torch.distributed as dist
 
@@ -168,21 +169,24 @@ def make_default_group(
         world_size=shape.size,
         device_id=device_id,
     )
-    calm_gloo_loops()  # where nothing observes the making of groups, too
+    # Also called here: in unobserved ranks no tool sees that a group is created.
+    calm_gloo_loops()
 
 
 def serve(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
-    """Run tests until told to leave or until the world is gone. Never returns."""
+    """Run tests until the world sends Leave or closes the channel. Never returns."""
     marks = CpuMarks("rank", asked=spec.settings.cpu_steps)
     channel = settle_in(spec, channel, session.config)
     use_cuda_freely()
-    flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
+    # Started here, because this thread must not exist in a process that forks.
+    flight.answer_questions(spec.questions, spec.rank)
     os.environ.update(spec.environment())  # noqa: TID251
     phase = PhaseCell(spec.phases, spec.place)
     is_reused = spec.isolation is not Isolation.FRESH
-    watch_waits(spec.watches, spec.place, is_reused=is_reused)  # before it is noted what torch looks like
+    # Before the state snapshot, which must contain the replaced functions of torch.
+    watch_waits(spec.watches, spec.place, is_reused=is_reused)
     heed_own_port(spec.master_port)
     reach_own_store(spec)
     state = _Session(spec, channel, session, phase, marks)
@@ -205,12 +209,13 @@ def serve(
 
 
 def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channel:
-    """What a child of a world does first; returns its channel, out of harm's way."""
+    """Set up a child of a world; return its channel on a descriptor that tests do not touch."""
     die_with_parent(spec.world_pid)
     volunteer_for_oom()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the world blocks it for itself
+    # The world blocks SIGTERM, because it reads the signal from a descriptor.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     channel = out_of_the_way(channel)
     belong_to_this_process(channel)
     redirect_output(config, spec.log)
@@ -222,7 +227,7 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
 
 
 def next_order(channel: Channel) -> RunTest | None:
-    """Wait for the next test; None when it is time to leave."""
+    """Wait for the next test; return None when the rank must leave."""
     while not channel.closed_by_peer:
         for message in channel.receive():
             if isinstance(message, RunTest):
@@ -240,14 +245,14 @@ def serve_orders(
     *,
     silences: Callable[[object], bool] = lambda _: True,
 ) -> None:
-    """The life of a process that is no rank, once it has settled in: tests until told to leave, and their last fixtures.
+    """Run tests in a process that is not a rank, once it is set up, and tear down their last fixtures.
 
     Args:
-        spec: of the process.
-        channel: to its world.
-        session: pytest's.
-        run: what is done for one test.
-        silences: whether the reporting hooks of a plugin are removed.
+        spec: specification of the process.
+        channel: channel to its world.
+        session: pytest's session.
+        run: runs one test.
+        silences: whether to remove the reporting hooks of a plugin.
     """
     phase = PhaseCell(spec.phases, spec.place)
     bridge = Bridge(channel, session.config, on_phase=lambda name, xfail: phase.write(name, xfail=xfail))
@@ -260,7 +265,7 @@ def serve_orders(
 
 
 def save() -> str:
-    """Have plugins write what they have gathered, since the next test may end this process.
+    """Have plugins write the data that they have gathered: the next test may end this process.
 
     Returns:
         The error of a plugin that failed; empty if none did.
@@ -269,7 +274,7 @@ def save() -> str:
 
 
 def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
-    """Run pytest's protocol of a test; if the test has forked and its copy comes back too, that one leaves."""
+    """Run pytest's protocol of a test. If the test forked and the copy returns here as well, end the copy."""
     following = items.get(order.next_nodeid) if order.next_nodeid else None
     item = items[order.nodeid]
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -277,7 +282,7 @@ def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
 
 
 def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]) -> bool:
-    """Run a test; whether this rank stays for another order."""
+    """Run a test; return whether this rank can run another one."""
     redirect_output(session.config, Path(order.log))
     register_stacks(state.spec.stacks)
     flight.note_start()
@@ -301,7 +306,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     state.channel.send(
         TestDone(
             leaks=tuple(map(clean_text, leaks)),
-            # The store is on one node, whose world does not know when the ranks of the others are done.
+            # With several nodes, no world knows when the ranks of the other nodes are done with the store.
             retire=cleanup.retire or bool(cleanup.store_keys and state.spec.partition),
             store_keys=cleanup.store_keys,
             broken=tuple(map(clean_text, broken_groups())),
@@ -315,7 +320,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
 
 
 class Protocol:
-    """The core's own part in the run of a test, which plugins wrap."""
+    """The core's implementation of a test run, which plugins wrap."""
 
     def __init__(self, items: Mapping[str, pytest.Item]) -> None:
         self._items = items
@@ -328,7 +333,7 @@ class Protocol:
 
 
 def run_with_plugins(test: RankTest) -> str:
-    """Run a test inside the wrappers of plugins; the error of one that failed, else nothing."""
+    """Run a test inside the wrappers of plugins; return the error of one that failed, otherwise an empty string."""
     return _error_of(begin_waits) or _call_plugins("disttest_rank_test", test=test)
 
 
@@ -337,7 +342,7 @@ def _call_plugins(hook: str, **arguments: Any) -> str:
 
 
 def _error_of(call: Callable[[], object]) -> str:
-    """Call a part of a plugin; the error of one that failed, else nothing."""
+    """Call a plugin; return its error, otherwise an empty string."""
     try:
         call()
     except PluginError as error:
@@ -346,7 +351,7 @@ def _error_of(call: Callable[[], object]) -> str:
 
 
 def _care_for_gpu(config: pytest.Config) -> GpuCare | None:
-    """Look after the GPU, where torch has one."""
+    """Watch the state of the GPU, if torch is built for CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.backends.cuda.is_built():
         return None
@@ -358,22 +363,23 @@ def _care_for_gpu(config: pytest.Config) -> GpuCare | None:
 
 
 def own_tmp_path(config: pytest.Config, base: Path) -> None:
-    """Give this process a base of its own for ``tmp_path``."""
+    """Give this process a separate base directory for ``tmp_path``."""
     factory = getattr(config, "_tmp_path_factory", None)
     if factory is not None:
         base.mkdir(parents=True, exist_ok=True)
+        # pytest has no public way to set the base after the configuration.
         factory._basetemp = base  # noqa: SLF001
 
 
 def shared_fixtures(session: pytest.Session) -> int:
-    """How many fixtures of a wider scope than one test are set up (each node has one finalizer of its own)."""
+    """Count the fixtures of a wider scope than one test that are set up; each node adds one finalizer of its own."""
     stack = session._setupstate.stack  # noqa: SLF001
     wider = (finalizers for node, (finalizers, _) in stack.items() if not isinstance(node, pytest.Item))
     return sum(len(finalizers) - 1 for finalizers in wider)
 
 
 def tear_down_rest(session: pytest.Session) -> None:
-    """Undo the fixtures that a world which ends early has left set up; errors go to the log."""
+    """Tear down the fixtures that remain when a world ends early; errors go to the log."""
     try:
         session._setupstate.teardown_exact(None)  # noqa: SLF001
     except BaseException:  # noqa: BLE001
@@ -381,7 +387,8 @@ def tear_down_rest(session: pytest.Session) -> None:
 
 
 def _destroy_accelerator_group(shape: WorldShape) -> None:
-    """NCCL and its like want the group destroyed; on gloo the end of the process is cheaper (20 ms) and as good."""
+    """Destroy the group of an accelerator, as NCCL expects."""
     dist = sys.modules.get("torch.distributed")
+    # On gloo the end of the process closes the connections just as well, and saves 20 ms.
     if shape.device != "cpu" and dist is not None and dist.is_initialized():
         dist.destroy_process_group()

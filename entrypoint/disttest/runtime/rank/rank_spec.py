@@ -1,4 +1,4 @@
-"""Who a rank is, and the environment that says so: torchrun's contract."""
+"""Specification of a rank, and the environment that describes it to the test: torchrun's contract."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from disttest.runtime.messages.protocol import NodePartition
 
 
 def place_variables(rank: int, size: str, partition: NodePartition | None = None) -> dict[str, str]:
-    """The part of torchrun's contract that says where a rank is; the rendezvous is the other part.
+    """Return the variables of torchrun's contract that place a rank; those of the rendezvous are separate.
 
     Args:
-        rank: of the world.
-        size: of the world.
-        partition: the ranks of this node, in a world that spans several.
+        rank: rank in the world.
+        size: size of the world.
+        partition: the ranks of this node, if the world spans several nodes.
     """
     node = str(partition.node) if partition else "0"
     return {
@@ -44,45 +44,45 @@ def _local_rank(rank: int, partition: NodePartition | None) -> int:
 
 
 class RankSpec(Frozen):
-    """Who this rank is; told by its world when it starts."""
+    """Specification of one rank, written by its world when the rank starts."""
 
     rank: int
     shape: WorldShape
     world_id: str
     world_pid: int
     master_port: int
-    """0: the world hosts no store."""
+    """Port of the world's store; 0 if the world serves none."""
     devices: tuple[str, ...]
     stacks: Path
     questions: Path
-    """Named pipe: whoever writes a path into it gets this rank's collectives there."""
+    """Named pipe: a process that writes a path into it gets this rank's collectives there."""
     phases: Path
-    """The board on which this rank writes its phase."""
+    """Shared page in which this rank writes its phase."""
     scratch: Path
     """Base of this rank's ``tmp_path`` directories."""
     log: Path
-    """Where output goes until the first test names its own log."""
+    """Output file until the first test names a log."""
     settings: WorldSettings
     threads: int
     home: Home = Home(path="")
-    """The results directory, for those that supervise ranks of their own."""
+    """The results directory, for processes that supervise ranks."""
     defaults: dict[str, str] = msgspec.field(default_factory=dict)
-    """Variables of its environment, unless the user has set them."""
+    """Environment variables, which a value set by the user overrides."""
     failed_before: int = 0
-    """Tests that have failed in the ranks of this number, in earlier worlds of the run."""
+    """Tests that failed in this rank number in earlier worlds of the run."""
     kind: WorldKind = WorldKind.RANKS
     isolation: Isolation = Isolation.WARM
-    """Fresh: it runs one test."""
+    """``FRESH`` if the process runs a single test."""
     partition: NodePartition | None = None
-    """None: the whole world is on this machine."""
+    """None if the whole world is on this machine."""
     settled: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Name of a plugin -> its data for every process of the run, as JSON."""
+    """Plugin name -> its JSON data for every process of the run."""
     watches: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Name of a plugin that watches the ranks -> data for its part in this one."""
+    """Plugin name -> data of its watch for this rank."""
 
     @property
     def place(self) -> int:
-        """Its place among the processes that its world has started."""
+        """Index of this process among those that its world started."""
         return self.local_rank if self.kind is WorldKind.RANKS else 0
 
     @property
@@ -92,11 +92,11 @@ class RankSpec(Frozen):
 
     @property
     def master_address(self) -> str:
-        """Where the rendezvous is."""
+        """Address of the rendezvous store."""
         return self.partition.address if self.partition else "127.0.0.1"
 
     def environment(self) -> dict[str, str]:
-        """torchrun's contract, and nothing but loopback for worlds on the CPU of one machine."""
+        """Return torchrun's contract, with the loopback interface for worlds on one machine."""
         return {
             **place_variables(self.rank, str(self.shape.size), self.partition),
             "ROLE_NAME": "default",
@@ -110,10 +110,10 @@ class RankSpec(Frozen):
         }
 
     def machine_environment(self) -> dict[str, str]:
-        """What every process of a world gets, main processes too."""
+        """Return the variables that every process of a world gets, main processes included."""
         variables = {**visible_devices(",".join(self.shown)), "OMP_NUM_THREADS": str(self.threads)}
-        # Ranks that are all on this machine need no real network; those that are not need the one that connects
-        # them. Naming it spares gloo and TensorPipe the look-up of the host's name.
+        # Ranks on one machine need only the loopback interface; others need the one that connects the nodes. With
+        # a name, gloo and TensorPipe skip the look-up of the host's name.
         interface = self.partition.interface if self.partition else "lo"
         defaults = {
             "GLOO_SOCKET_IFNAME": interface,
@@ -127,7 +127,7 @@ class RankSpec(Frozen):
 
     @property
     def ranks_on_gpu(self) -> int:
-        """How many ranks of this world compute on this rank's GPU; 1 on the CPU and on MIG slices."""
+        """Number of ranks of this world on this rank's GPU; 1 on the CPU and on MIG slices."""
         gpus = len(self.devices)
         if not gpus or self.shown != self.devices:
             return 1
@@ -136,18 +136,18 @@ class RankSpec(Frozen):
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """All of the world's GPUs; of MIG slices its own one, since CUDA shows a process no more than one."""
+        """GPUs that this rank may see: all of the world's; of MIG slices one, since CUDA shows a process only one."""
         slices = any(name.startswith("MIG-") for name in self.devices)
         return (self.devices[self.rank % len(self.devices)],) if slices else self.devices
 
     def device_index(self, seen: int) -> int:
-        """Which of the devices that torch sees is this rank's own.
+        """Return the index of this rank's device among those that torch sees.
 
         Args:
-            seen: how many torch sees.
+            seen: number of devices that torch sees.
 
         Raises:
-            RuntimeError: those are fewer than the world has.
+            RuntimeError: torch sees fewer devices than the world has.
         """
         shown = self.shown
         if seen < max(1, len(shown)):

@@ -1,4 +1,4 @@
-"""A rank and its running test, as plugins see them."""
+"""A rank and its running test in the form that plugins see."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from disttest.runtime.messages.protocol import Channel, RankNoted, RunTest
 from disttest.runtime.rank.rank_spec import RankSpec
 
 Report = Callable[[], tuple[str, str]]
-"""Reports the failure of a test to the process that has started this rank; returns its headline and its traceback."""
+"""Reports a failed test to the process that started this rank; returns its headline and its traceback."""
 PostMortem = Callable[[BaseException, Report], None]
-"""Shows the user the exception of a test; calls the other function as soon as the report may end the world."""
+"""Shows the exception of a test to the user; calls the report function once the report may end the world."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -28,9 +28,9 @@ class Rank:
     """This rank.
 
     Args:
-        spec: of the rank.
-        config: pytest's.
-        channel: to its world.
+        spec: specification of the rank.
+        config: pytest's configuration.
+        channel: channel to its world.
     """
 
     def __init__(self, spec: RankSpec, config: pytest.Config, channel: Channel) -> None:
@@ -45,30 +45,30 @@ class Rank:
 
     @property
     def settings(self) -> WorldSettings:
-        """The options of the run; ``OPTION.of(rank.settings)`` is the value of one of a plugin."""
+        """The options of the run; ``OPTION.of(rank.settings)`` is the value of a plugin's option."""
         return self.spec.settings
 
     @property
     def is_launched(self) -> bool:
-        """Whether the suite runs as under a launcher: it makes its groups by itself, and nothing is put back."""
+        """Whether the suite runs as under torchrun: it creates its groups, and no state is restored between tests."""
         return self.spec.settings.ranks_collect
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether ranks of its world are on other machines; what those report, no process sees together."""
+        """Whether its world has ranks on other machines, whose reports no single process receives."""
         return self.spec.partition is not None
 
     def observe(self, *tools: Tool) -> None:
-        """Tell tools of every collective and wait from here on; nothing happens in a rank that has not imported torch."""
+        """Notify tools of every collective and wait from now on; does nothing if torch is not imported."""
         if "torch.distributed" in sys.modules:
             observe.install(*tools)
 
     def note(self, name: str, data: Any) -> None:
-        """Send data to the plugin's part in the world immediately; the rank may die with its next instruction.
+        """Send data to the plugin's part in the world immediately: the rank may die with its next instruction.
 
         Args:
-            name: of the plugin.
-            data: JSON data, or a :class:`disttest.model.Frozen` struct; replaces what was noted under this name before.
+            name: name of the plugin.
+            data: JSON data, or a :class:`disttest.model.Frozen` struct; replaces earlier data under this name.
         """
         self._channel.send(RankNoted(name=name, data=_raw(data)))
 
@@ -78,9 +78,9 @@ class RankTest:
 
     Args:
         rank: this process.
-        order: the world's.
+        order: the order of the world.
         item: pytest's item of the test.
-        seed: of the random generators.
+        seed: seed of the random generators.
     """
 
     def __init__(self, rank: Rank, order: RunTest, item: pytest.Item, seed: int) -> None:
@@ -89,30 +89,30 @@ class RankTest:
         self.item = item
         self.seed = seed
         self.reported: dict[str, msgspec.Raw] = {}
-        """Name of a plugin -> its report."""
+        """Plugin name -> its report."""
         self.leaves = False
-        """Set it, and this process ends after the test, as if the test were a program that has ended."""
+        """Set it to end this process after the test, as if the test were a program that has finished."""
 
     @property
     def nodeid(self) -> str:
-        """The id of the test, its world included."""
+        """The id of the test, including its world."""
         return self.item.nodeid
 
     @property
     def log(self) -> Path:
-        """The log of this rank and test. Files of plugins lie beside it."""
+        """The log of this rank and test. Plugins write their files to the same folder."""
         return Path(self.order.log)
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """Name of a plugin -> what its ``disttest_test_data`` said of the test, as JSON data."""
+        """Plugin name -> JSON data that its ``disttest_test_data`` attached to the test."""
         return self.order.data
 
     def report(self, name: str, data: Any) -> None:
         """Send data to the plugin's part in the world when the test is done.
 
         Args:
-            name: of the plugin.
+            name: name of the plugin.
             data: JSON data, or a :class:`disttest.model.Frozen` struct.
         """
         self.reported[name] = _raw(data)

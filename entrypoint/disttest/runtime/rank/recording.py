@@ -1,4 +1,4 @@
-"""Collect the warnings and facts of one test, in a rank or in the pytest process."""
+"""Collect the warnings and properties of one test, in a rank or in the pytest process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from disttest.model import FactKind, Recorded, RecordedFact, RecordedWarning
 from disttest.runtime.messages.portable import sections_of, text_of
 from disttest.runtime.messages.protocol import Channel, TestRecorded, clean_text
 
-# Warnings and facts that are kept of one test in one process.
+# Warnings and properties kept for one test in one process.
 _MOST = 100
 _LONGEST = 8192
 # Sections that repeat the log of a rank.
@@ -25,7 +25,7 @@ _CAPTURED = ("Captured stdout", "Captured stderr", "Captured log")
 
 
 class TestRecorder:
-    """The warnings and facts of the running test."""
+    """The warnings and properties of the running test."""
 
     __test__ = False
 
@@ -34,18 +34,18 @@ class TestRecorder:
         self._facts: dict[RecordedFact, None] = {}
 
     def take(self) -> Recorded:
-        """Everything since the last call."""
+        """Return everything since the last call."""
         recorded = Recorded(warnings=tuple(self._warnings), facts=tuple(self._facts))
         self._warnings, self._facts = {}, {}
         return recorded
 
     def send(self, channel: Channel) -> None:
-        """Send everything since the last call, if there is any; not urgent, so it goes with the next message."""
+        """Send everything since the last call. It is not urgent, so it travels with the next message."""
         if (recorded := self.take()) != Recorded():
             channel.hold(TestRecorded(recorded=recorded))
 
     def warn(self, warning: warnings.WarningMessage) -> None:
-        """Keep a warning; of equal ones the first."""
+        """Keep a warning; equal ones are kept once."""
         category = warning.category
         self._keep_warning(
             f"{category.__module__}.{category.__qualname__}",
@@ -55,7 +55,7 @@ class TestRecorder:
         )
 
     def note_thread(self, arguments: threading.ExceptHookArgs) -> None:
-        """Keep an exception that ended a thread, in the words of pytest."""
+        """Keep an exception that ended a thread, in pytest's wording."""
         name = arguments.thread.name if arguments.thread else "unknown"
         trace = "".join(traceback.format_exception(arguments.exc_value)) if arguments.exc_value else ""
         self._keep_warning(
@@ -63,7 +63,7 @@ class TestRecorder:
         )
 
     def note_unraisable(self, arguments: Any) -> None:
-        """Keep an exception that could not be raised, as in ``__del__``, in the words of pytest."""
+        """Keep an exception that could not be raised, for example in ``__del__``, in pytest's wording."""
         heading = arguments.err_msg or "Exception ignored in"
         trace = "".join(traceback.format_exception(arguments.exc_value)) if arguments.exc_value else ""
         message = f"{heading}: {text_of(arguments.object)}\n\n{trace}"
@@ -77,7 +77,7 @@ class TestRecorder:
             ] = None
 
     def add(self, kind: FactKind, name: object, value: object) -> None:
-        """Keep a fact."""
+        """Keep a property."""
         if len(self._facts) < _MOST:
             fact = RecordedFact(
                 kind=kind,
@@ -87,7 +87,7 @@ class TestRecorder:
             self._facts[fact] = None
 
     def add_report(self, report: pytest.TestReport) -> None:
-        """Keep the properties and sections of a report; equal ones of an earlier phase are there already."""
+        """Keep the properties and sections of a report; those of earlier phases are known already."""
         for pair in report.user_properties:
             if isinstance(pair, (tuple, list)) and len(pair) == 2:
                 self.add(FactKind.PROPERTY, *pair)
@@ -109,19 +109,19 @@ class _Junit:
         self._recorder = recorder
 
     def __bool__(self) -> bool:
-        """Return False: pytest unregisters a true one at its end, and this is not a plugin."""
+        """Return False: pytest unregisters a true value at its end, and this is not a registered plugin."""
         return False
 
     def node_reporter(self, _report: object) -> _Junit:
-        """The reporter of a test."""
+        """Return the reporter of a test."""
         return self
 
     def add_attribute(self, name: str, value: object) -> None:
-        """``record_xml_attribute``."""
+        """Implement ``record_xml_attribute``."""
         self._recorder.add(FactKind.ATTRIBUTE, name, value)
 
     def add_global_property(self, name: str, value: object) -> None:
-        """``record_testsuite_property``."""
+        """Implement ``record_testsuite_property``."""
         self._recorder.add(FactKind.SUITE_PROPERTY, name, value)
 
 

@@ -1,4 +1,4 @@
-"""The waits of this rank: the parts of plugins that watch them, and what the core notes of them."""
+"""Waits of this rank: the plugins that watch them, and the core's own records."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from disttest.runtime.rank.gloo_loops import CalmGlooLoops
 
 
 class WatchedRank:
-    """A plugin's part in a rank that its watch looks at. A plugin overrides the methods that it needs."""
+    """A plugin's part in a watched rank. A plugin overrides the methods that it needs."""
 
     def begin(self) -> None:
         """A test begins."""
 
     def awaited(self) -> tuple[int, ...]:
-        """Return the ranks that had not joined the last call whose wait has failed."""
+        """Return the ranks that had not joined the call whose wait failed last."""
         return ()
 
     def leave(self) -> None:
-        """A rank that a class has started is about to end."""
+        """A rank that a class started is about to end."""
 
 
-# Name of a plugin -> its part in this rank.
+# Plugin name -> its part in this rank.
 _parts: dict[str, WatchedRank] = {}
 _broken: BrokenGroups | None = None
 
 
 def watch_waits(watches: Mapping[str, Any], place: int, *, is_reused: bool = False) -> None:
-    """From here on plugins observe this rank.
+    """Let plugins observe this rank from now on.
 
     Args:
-        watches: name of a plugin that watches the ranks -> data for its part here. Without any, this rank is not observed
-            at all, which saves it 3 ms; so it is without torch.
-        place: of this rank among those of its world.
-        is_reused: the process runs several tests, so that one can break the groups of the next.
+        watches: plugin name -> data for its part here. Without any, or without torch, the rank is not observed, which
+            saves 3 ms.
+        place: index of this rank among those of its world.
+        is_reused: whether the process runs several tests, so that one can break the groups of the next.
     """
     global _broken  # a process is one rank
     dist = sys.modules.get("torch.distributed")
@@ -51,7 +51,7 @@ def watch_waits(watches: Mapping[str, Any], place: int, *, is_reused: bool = Fal
 
 
 def begin_waits() -> None:
-    """A test begins."""
+    """Start a new test."""
     for name, part in _parts.items():
         with blaming(name, "disttest_join_watch"):
             part.begin()
@@ -60,12 +60,12 @@ def begin_waits() -> None:
 
 
 def broken_groups() -> tuple[str, ...]:
-    """Notes on groups that are still alive, and that the test made unusable for the next one."""
+    """Describe groups that still exist and that the test made unusable for the next one."""
     return _broken.among(names_of_groups()) if _broken is not None else ()
 
 
 def awaited_ranks() -> tuple[int, ...]:
-    """The ranks that had not joined the last call whose wait has failed."""
+    """Return the ranks that had not joined the call whose wait failed last."""
     found: list[int] = []
     for name, part in _parts.items():
         with blaming(name, "disttest_join_watch"):
@@ -74,7 +74,7 @@ def awaited_ranks() -> tuple[int, ...]:
 
 
 def leave_waits() -> None:
-    """The rank is about to end."""
+    """Notify plugins that the rank is about to end."""
     for name, part in _parts.items():
         with blaming(name, "disttest_join_watch"):
             part.leave()

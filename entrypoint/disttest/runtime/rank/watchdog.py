@@ -1,8 +1,8 @@
-"""faulthandler's timer, which a test may leave running: it would end a later test, or put its stacks into that one's log.
+"""Stop the timer of faulthandler if a test leaves it running.
 
-Python has no way to ask for it, so ranks count its starts and stops. One that ran before a rank had its first test (a
-conftest may have started it for the whole run) is left alone, and so is one whose function a module had imported by
-name before.
+The timer would end a later test, or write stacks into its log. Python cannot report whether it runs, so ranks count the
+calls that start and stop it. A timer that ran before the first test (a conftest may start it for the whole run) is left
+alone, and so is one started through a name that a module imported earlier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _is_running = False
 
 
 def count_starts() -> None:
-    """From here on, know in this process whether a test has started the timer."""
+    """Track in this process whether a test has started the timer."""
     faulthandler.dump_traceback_later = _counted(faulthandler.dump_traceback_later, runs=True)
     faulthandler.cancel_dump_traceback_later = _counted(faulthandler.cancel_dump_traceback_later, runs=False)
     os.register_at_fork(
@@ -27,7 +27,7 @@ def count_starts() -> None:
 
 
 def stop_leftover() -> tuple[str, ...]:
-    """Stop the timer if a test has left it running, and name it."""
+    """Stop and name the timer if a test has left it running."""
     if not _is_running:
         return ()
     faulthandler.cancel_dump_traceback_later()

@@ -7,13 +7,13 @@ from typing import Any
 
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, change
 
-# Those of decimal and NumPy, which are made on first use.
+# Context variables of decimal and NumPy, which are created on first use.
 _OF_OTHER_FACETS = {"decimal_context", "format_options", "numpy.ufunc.extobj"}
 _taken: set[contextvars.ContextVar[Any]] = set()
 
 
 def take(variables: set[contextvars.ContextVar[Any]]) -> None:
-    """Leave these to another facet."""
+    """Exclude these variables, because another facet covers them."""
     _taken.update(variables)
 
 
@@ -26,16 +26,17 @@ def _read() -> Values:
 
 
 def _is_spent(variable: contextvars.ContextVar[Any], value: Any) -> bool:
-    """Whether torch has made it while it compiled, and left it empty: a patch of settings that ended, calls that returned.
+    """Whether torch created the variable while compiling and left it empty.
 
-    Since torch 2.13 each compiled function makes some, and nothing unsets them.
+    Since torch 2.13 each compiled function creates some for patches of settings and for active calls, and unsets none.
     """
     is_torchs = variable.name == "_vt_active_calls" or variable.name.partition(".ConfigPatch[")[1]
     return bool(is_torchs) and value in ((), set())
 
 
 def _restore(variable: contextvars.ContextVar[Any], then: Any) -> bool:
-    if then is MISSING:  # nothing but the token of its setter can unset a variable
+    # Only the token of its setter can unset a context variable.
+    if then is MISSING:
         return False
     variable.set(then)
     return True

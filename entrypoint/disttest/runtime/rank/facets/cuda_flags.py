@@ -8,11 +8,13 @@ import torch
 
 from disttest.runtime.rank.facets.facet import Facet, Setting, Values, attribute, settings
 
-_cuda: Any = torch.cuda  # has no annotations
+# torch.cuda has no annotations.
+_cuda: Any = torch.cuda
 
 
 def _place() -> Values:
-    if not _cuda.is_initialized():  # to ask would initialise it
+    # Reading the streams would initialize CUDA.
+    if not _cuda.is_initialized():
         return {}
     streams = {f"stream of cuda:{i}": _cuda.current_stream(i) for i in range(_cuda.device_count())}
     return {**streams, "current device": _cuda.current_device()}
@@ -21,7 +23,8 @@ def _place() -> Values:
 def _restore_place(_name: str, then: Any) -> bool:
     if isinstance(then, _cuda.Stream):
         device = _cuda.current_device()
-        _cuda.set_stream(then)  # which makes its device the current one
+        # This also makes the stream's device the current one.
+        _cuda.set_stream(then)
         then = device
     if isinstance(then, int):
         _cuda.set_device(then)

@@ -9,43 +9,43 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 Values = Mapping[Any, Any]
-"""Of one facet: name -> value."""
+"""Values of one facet, by name."""
 MISSING = object()
-"""The value of what is not there."""
+"""The value of a missing name."""
 _LONGEST = 80
 
 
 class Facet(NamedTuple):
-    """One kind of process-wide state. Read for every test, so reading is to be quick."""
+    """One kind of process-wide state. Reading must be fast: it happens for every test."""
 
     kind: str
-    """As it stands in the note: ``environment``, ``process group``."""
+    """Name used in notes: ``environment``, ``process group``."""
     read: Callable[[], Values]
     restore: Callable[[Any, Any], bool]
-    """Put the value of one name back (``MISSING``: it was not there); False where that cannot be done."""
+    """Restore the value of one name (``MISSING``: it did not exist); return False if that is impossible."""
     describe: Callable[[str, Any, Any], str] | None = None
-    """What it is, value now, value then -> the words of the note; by default both values as Python shows them."""
+    """Describes a change from label, current value and old value; by default both values with ``repr``."""
     made_for_tests: bool = False
-    """disttest itself makes it after the process has started, so that the state at the start is none to return to."""
+    """Whether disttest creates this state for tests, so that the state at process start is not the target."""
     by_world: bool = False
-    """What is new is removed by the world, once all ranks are done: one that is behind may wait for it."""
+    """Whether the world removes new names when all ranks are done, since a slower rank may still wait for them."""
     kept_since_first: bool = False
-    """Its first reading notes what stands there, which later readings compare with; forks of a process go on from its."""
+    """Whether readings compare with the first reading of the process or of the process it was forked from."""
     forget: Callable[[], None] | None = None
-    """Have the next reading heed what other ranks may have done, where readings otherwise heed this one only."""
+    """Makes the next reading consider changes by other ranks; readings otherwise consider this rank only."""
 
 
 class Setting(NamedTuple):
-    """One value with its own way to read and to set it: most facets are rows of these."""
+    """One value with its getter and setter; most facets are tables of these."""
 
     name: str
     get: Callable[[], Any]
     put: Callable[[Any], object] | None = None
-    """None: it cannot be put back, and the process must not run another test."""
+    """None if the value cannot be restored, so that the process must not run another test."""
 
 
 def settings(kind: str, *rows: Setting, made_for_tests: bool = False) -> Facet:
-    """A facet of settings that are always there."""
+    """Build a facet of settings that always exist."""
     puts = {row.name: row.put for row in rows}
     gets = [(row.name, row.get) for row in rows]
 
@@ -63,12 +63,12 @@ def settings(kind: str, *rows: Setting, made_for_tests: bool = False) -> Facet:
 
 
 def attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """How to get and to put an attribute, for a :class:`Setting`."""
+    """Return getter and setter of an attribute, for a :class:`Setting`."""
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
 def is_same(left: Any, right: Any) -> bool:
-    """Whether two values are one, or equal and of one type; what cannot be compared is not the same."""
+    """Whether two values are identical, or equal and of one type; values that cannot be compared differ."""
     if left is right:
         return True
     try:
@@ -78,24 +78,24 @@ def is_same(left: Any, right: Any) -> bool:
 
 
 def describe_change(facet: Facet, name: Any, now: Any, then: Any) -> str:
-    """The words of the note on one value."""
+    """Describe the change of one value."""
     what = f"{facet.kind} {_as_text(name)}".strip()
     return (facet.describe or change)(what, now, then)
 
 
 def presence(what: str, now: Any, _then: Any) -> str:
-    """For what is there or not, and has no value: ``thread worker (still there)``."""
+    """Describe a name without a value: ``thread worker (still there)``."""
     return f"{what} ({'gone' if now is MISSING else 'still there'})"
 
 
 def change(what: str, now: Any, then: Any) -> str:
-    """For what has values: ``environment FOO: unset became '1'``."""
+    """Describe a change of values: ``environment FOO: unset became '1'``."""
     before, after = ("unset" if v is MISSING else repr(_as_text(v))[:_LONGEST] for v in (then, now))
     return f"{what}: {before} became {after}"
 
 
 def _as_text(value: Any) -> Any:
-    """A value as people write it: the environment's are bytes, signals have names."""
+    """Convert a value to readable text: environment variables are bytes, signals have names."""
     if isinstance(value, bytes):
         return os.fsdecode(value)
     if isinstance(value, tuple) and all(isinstance(part, str) for part in value):

@@ -1,6 +1,6 @@
-"""Which facets there are, and which of them can be read now.
+"""List of the facets, and those of them that can be read now.
 
-A new kind of state is a row in a ``FACETS`` of one of these modules, or a module of its own and a line here.
+A new kind of state is a row in a ``FACETS`` tuple of one of these modules, or a new module with a line here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.rank.facets.facet import Facet, Values
 
-# Name of a library -> the module with its facets, imported once the library is; put back in this order.
+# Library -> module with its facets, imported once the library is loaded. State is restored in this order.
 _MODULES = (
     ("sys", "process_state"),
     ("sys", "monkeypatches"),
@@ -23,19 +23,18 @@ _MODULES = (
     ("torch", "torch_flags"),
     ("torch.utils._config_module", "torch_config"),
     ("torch.distributed", "process_groups"),
-    (
-        "disttest.runtime.rank.gpu_state",
-        "cuda_flags",
-    ),  # loaded in ranks on GPUs only: elsewhere it would cost and say nothing
+    # Loaded in ranks on GPUs only; elsewhere it would cost time and find nothing.
+    ("disttest.runtime.rank.gpu_state", "cuda_flags"),
     ("sys", "context"),
 )
 
 
 def loaded_facets() -> tuple[Facet, ...]:
-    """The facets of all libraries that are loaded, and those of plugins."""
+    """List the facets of all loaded libraries, and those of plugins."""
     core = _facets_of(tuple([module for library, module in _MODULES if library in sys.modules]))
     plugins = plugin_manager()
-    if not plugins.has("disttest_state_facets"):  # asked several times for each test
+    # Called several times for each test, so a run without such plugins takes the short way.
+    if not plugins.has("disttest_state_facets"):
         return core
     found = plugins.items("disttest_state_facets", Facet)
     return (*core, *(_guarded(name, facet) for name, facet in found))
@@ -45,14 +44,17 @@ _errors: list[str] = []
 
 
 def take_facet_errors() -> str:
-    """The exceptions of plugins' facets since the last call, in words; empty if there were none."""
+    """Return the errors of plugins' facets since the last call; empty if there were none."""
     told = "\n".join(dict.fromkeys(_errors))
     _errors.clear()
     return told
 
 
 def _guarded(name: str, facet: Facet) -> Facet:
-    """The facet of a plugin, whose exceptions are kept: one that cannot be read restores nothing, and must not do so unseen."""
+    """Wrap a plugin's facet so that its exceptions are kept.
+
+    A facet that cannot be read restores nothing, and that must not go unnoticed.
+    """
 
     def read() -> Values:
         try:

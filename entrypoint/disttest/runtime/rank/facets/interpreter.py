@@ -17,12 +17,12 @@ def _threads() -> Values:
 
 
 def never(_name: Any, _then: Any) -> bool:
-    """The restorer of what cannot be put back."""
+    """Refuse to restore a value that cannot be restored."""
     return False
 
 
 def in_place(values: list[Any]) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """How to get and to put the content of a list that has to stay the same list."""
+    """Return getter and setter for the content of a list whose identity must be kept."""
 
     def put(then: tuple[Any, ...]) -> None:
         values[:] = then
@@ -35,7 +35,7 @@ def _put_gc(then: bool) -> None:
 
 
 def _of_tests(get: Callable[[], Any]) -> Callable[[], Any]:
-    """How to get a trace function, unless it is debugpy's, which changes it whenever a breakpoint is set."""
+    """Ignore debugpy's trace function, which changes with every breakpoint."""
 
     def read() -> Any:
         function = get()
@@ -72,7 +72,7 @@ FACETS = (
         Setting("sys.path_hooks", *in_place(sys.path_hooks)),
         Setting("sys.argv", *in_place(sys.argv)),
     ),
-    # torch replaces it as it makes the default group.
+    # torch replaces it while it creates the default group.
     settings("hook", Setting("excepthook", *attribute(sys, "excepthook")), made_for_tests=True),
     settings(
         "garbage collector",

@@ -40,7 +40,7 @@ def _put_filters(then: tuple[Any, ...]) -> None:
 
 
 def _loop() -> Any:
-    """The event loop of the main thread, without the side effects of asking for it."""
+    """The event loop of the main thread, read without creating one as a side effect."""
     policy = asyncio.events._event_loop_policy  # type: ignore[attr-defined]
     return getattr(getattr(policy, "_local", None), "_loop", None)
 
@@ -52,7 +52,7 @@ def _put_loop(then: Any) -> None:
 
 
 def _levels() -> Values:
-    """Levels that were set, of loggers by name."""
+    """Log levels that were set explicitly, by logger name."""
     return {
         name: level
         for name, logger in logging.root.manager.loggerDict.items()
@@ -66,8 +66,9 @@ def _restore_level(name: str, then: Any) -> bool:
 
 
 def _children() -> Values:
-    """Living children, without multiprocessing's own helper."""
-    if not has_children():  # nearly always
+    """Living children, except multiprocessing's resource tracker."""
+    # The usual case.
+    if not has_children():
         return {}
     helper = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     living = (pid for pid in forked_children() if pid != helper and is_alive(pid))

@@ -1,8 +1,8 @@
-"""Functions, classes and values that tests have put in the place of others.
+"""Functions, classes and values that tests have replaced.
 
-Values count by their public names only: libraries set private attributes of their modules by themselves, as they are used
-(``tempfile._name_sequence``, ``torch.cuda._initialized``). A look at a module compares its values with those of the last
-look, one pointer each; names are only looked at where they differ.
+Values count only under public names: libraries set private attributes of their modules in normal use
+(``tempfile._name_sequence``, ``torch.cuda._initialized``). A look at a module compares the identity of its values with
+those of the previous look; names are only examined after a difference.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ _WATCHED = (
     *("torch.optim:Optimizer", "torch.random", "torch.testing", "torch.testing._comparison"),
     *("torch.testing._internal.common_utils:TestCase", "torch.utils.data"),
 )
-# Module -> public values that another facet restores, or that its library sets.
+# Module -> public values that another facet restores, or that the library sets.
 _OF_OTHER_FACETS: dict[str, set[str]] = {
     "tempfile": {"tempdir"},
     "time": {"altzone", "daylight", "timezone", "tzname"},
     "torch": {"default_generator"},
-    # Made with CUDA itself, which stays initialised.
+    # Created with CUDA, which stays initialized.
     "torch.cuda": {"default_generators"},
     "torch.distributed.distributed_c10d": {"default_pg_timeout"},
 }
-# Types whose values a note shows; the text of others is code of the test.
+# Types whose values appear in notes; the text of others is code of the test.
 _PLAIN = (bool, bytes, complex, float, int, str, type(None))
-# Stands for what is no longer there.
+# Takes the place of a deleted value.
 _DELETED = "deleted"
 
 
 class _Watched:
-    """A module or a class as it was when it was first looked at."""
+    """A module or a class in the state of its first look."""
 
     def __init__(self, label: str, owner: Any) -> None:
         self.owner = owner
@@ -93,7 +93,7 @@ class _Watched:
         }
 
     def replaced(self) -> Iterator[tuple[tuple[str, str], Any]]:
-        """Label and name of what is another one now, with what it is."""
+        """Yield label and name of each replaced value, with its current value."""
         values = [*vars(self.owner).values()]
         try:
             if values == self._seen:
@@ -112,14 +112,14 @@ class _Watched:
         yield from found
 
     def restore(self, name: str) -> None:
-        """Put back what stood there at first."""
+        """Restore the original value."""
         if name in self.originals:
             setattr(self.owner, name, self.originals[name])
         else:
             delattr(self.owner, name)
 
     def _hidden(self, now: Mapping[str, Any]) -> list[str]:
-        """Attributes of base classes that were not overridden before."""
+        """List attributes that newly override those of base classes."""
         bases = self.owner.__mro__[1:] if isinstance(self.owner, type) else ()
         new = (
             (name for name, value in now.items() if name not in self._names and _counts(name, value))
@@ -134,7 +134,7 @@ def _counts(name: str, value: Any) -> bool:
 
 
 _watched: dict[str, _Watched] = {}
-# Names of top-level modules with what stood in ``sys.modules`` when it was first looked at.
+# Top-level module name -> entry of ``sys.modules`` at the first look.
 _modules: dict[str, Any] = {}
 
 
@@ -147,7 +147,7 @@ def _patched() -> Values:
 
 
 def _is_of_dynamo(value: Any) -> bool:
-    """Whether torch has put it in the place of a method of modules, as it does with the first compiled function."""
+    """Whether torch replaced a method of modules, as it does with the first compiled function."""
     return getattr(value, "__module__", None) == "torch._dynamo.mutation_guard"
 
 

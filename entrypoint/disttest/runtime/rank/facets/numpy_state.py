@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.random  # which NumPy leaves to the first who asks: each rank, when it seeds
+
+# NumPy imports it on first use, so each rank would import it when it seeds.
+import numpy.random
 
 from disttest.runtime.rank.facets.facet import Setting, settings
 

@@ -27,20 +27,20 @@ from disttest.runtime.rank.facets.facet import (
 from disttest.runtime.rank.facets.interpreter import never
 
 _dist: Any = dist
-# Keys under which torch's own groups find each other, and those of the bundled suites, which are never used twice.
+# Keys that torch's own groups use to find each other, and keys of the bundled suites, which are never reused.
 _HARMLESS = re.compile(r"//|^(store_based_barrier_key|default_pg|nccl|worker_count|rpc|disttest/)|^\d+$")
-# What stands before the keys of a world's default group, and before those of a group made by ``env://``.
+# Prefix of the keys of a world's default group, and of a group created by ``env://``.
 _PREFIX = re.compile(r"disttest/\d+/(\d+//)?|/worker/attempt_\d+/")
 
 
 class _Living(NamedTuple):
-    """A group that is there."""
+    """A living process group."""
 
     id: int
     limit_s: float | None
-    """The time limit of its calls; None if torch does not report it."""
+    """Time limit of its calls in seconds; None if torch does not report it."""
     store_limit_s: float | None
-    """The time limit of the store of the default group."""
+    """Time limit of the default group's store in seconds."""
 
 
 def _groups() -> dict[str, Any]:
@@ -59,7 +59,7 @@ def names_of_groups() -> frozenset[str]:
 
 
 def read_groups() -> Values:
-    """The living groups by name; the default group is named as such."""
+    """The living groups by name; the default group is called ``default``."""
     return {
         name: _Living(id(group), timeout_s(group), _store_limit_s() if name == "default" else None)
         for name, group in _groups().items()
@@ -71,7 +71,7 @@ def _store_limit_s() -> float:
 
 
 def _restore(name: str, then: Any) -> bool:
-    """Destroy a group that the test left, or put its limits back; another default group cannot be put back."""
+    """Destroy a group that the test left, or restore its limits; a replaced default group cannot be restored."""
     group = _groups().get(name)
     if then is MISSING and name != "default":
         if group is not None:
@@ -98,32 +98,33 @@ def _c10d() -> Any:
 
 
 class _Listed(NamedTuple):
-    """The keys as they were listed last, and what has to be as it was for them to hold."""
+    """The latest list of store keys, and the conditions under which it stays valid."""
 
     values: Values
     group: weakref.ref[Any]
     store_calls: int | None
     children: Any
-    """What the kernel says of children that have ended: they may have called the store, too."""
+    """Resource usage of ended children, which may have called the store too."""
 
 
 _listed: _Listed | None = None
 
 
 def list_keys_anew() -> None:
-    """Have the keys be listed again: another rank may have set some."""
+    """Discard the list: another rank may have set keys."""
     global _listed
     _listed = None
 
 
 def _store_keys() -> Values:
-    """Keys of tests in the store of the world, which would reach the next test.
+    """List the keys of tests in the world's store, which the next test would find.
 
-    The answer is a seventh of what a small test costs: it is asked for again only if this process may have called the store.
+    Listing costs a seventh of a small test, so it is repeated only if this process may have called the store since.
     """
     global _listed  # one default group per process
     if not dist.is_available() or not dist.is_initialized() or threading.active_count() > 1:
-        return {}  # a thread that waits for a key holds the store's lock
+        # A thread that waits for a key holds the store's lock.
+        return {}
     group, calls, children = dist.group.WORLD, store_calls(), resource.getrusage(resource.RUSAGE_CHILDREN)
     if (
         _listed is None
@@ -141,7 +142,8 @@ def _keys_of_tests() -> Values:
     store = c10d._get_default_store()
     while isinstance(store, _dist.PrefixStore):
         store = store.underlying_store
-    with unobserved():  # the test has not asked
+    # The request comes from disttest, not from the test.
+    with unobserved():
         keys = store.list_keys() if hasattr(store, "list_keys") else ()
     return {key: True for key in keys if not _HARMLESS.search(_PREFIX.sub("", key, count=1))}
 

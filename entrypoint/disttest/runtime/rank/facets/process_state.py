@@ -27,7 +27,7 @@ _PYTEST_OWN = b"PYTEST_CURRENT_TEST"
 
 
 def _environment() -> Values:
-    # As bytes, as it is kept: to decode each variable for each test would take longer than all the rest.
+    # Raw bytes: decoding each variable for each test would take longer than everything else here.
     values = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: TID251
     values.pop(_PYTEST_OWN, None)
     return values
@@ -61,7 +61,8 @@ def _signals() -> Values:
 
 
 def _restore_signal(signum: signal.Signals, then: Any) -> bool:
-    if then is None:  # installed from C; Python cannot put it back
+    # The handler was installed from C; Python cannot restore it.
+    if then is None:
         return False
     signal.signal(signum, then)
     return True

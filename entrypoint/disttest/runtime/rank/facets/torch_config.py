@@ -1,6 +1,6 @@
 """Settings of torch.compile: modules whose values a test may override.
 
-From torch 2.12 on each override is a context variable, before it is an attribute.
+From torch 2.12 on each override is a context variable; before, it is an attribute.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, is_same
 
 _MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 _UNSET = _config_module._UNSET_SENTINEL
-# Setting -> what torch keeps of it, of the modules that were seen.
+# Setting -> torch's entry for it, of the modules seen so far.
 _entries: dict[str, Any] = {}
-# Variable -> the setting that it overrides.
+# Context variable -> the setting that it overrides.
 _variables: dict[contextvars.ContextVar[Any], str] = {}
 # Settings whose override is an attribute.
 _attributes: list[str] = []
@@ -37,7 +37,7 @@ def _read() -> Values:
 
 
 def _is_override(name: str, value: Any) -> bool:
-    """Whether it counts: to read a list, a set or a dict makes an override that is a copy of the default."""
+    """Whether an override differs from the default: reading a list, a set or a dict creates a copy as override."""
     return value is not _UNSET and not is_same(value, _entries[name].default)
 
 
@@ -50,7 +50,7 @@ def _learn(name: str, module: Any) -> None:
             _variables[entry.user_override] = setting
         else:
             _attributes.append(setting)
-    # The others say whether what is computed from the settings is up to date.
+    # The other variables say whether values computed from the settings are up to date.
     context.take({*_variables, *(v for v in vars(module).values() if isinstance(v, contextvars.ContextVar))})
 
 
@@ -58,7 +58,7 @@ def _restore(name: str, then: Any) -> bool:
     module_name = next(each for each in _learned if name.startswith(f"{each}."))
     module: Any = sys.modules[module_name]
     setting = name.removeprefix(f"{module_name}.")
-    # Also where it is to be unset: so the module notes a change.
+    # Assign even if it is unset afterwards, so that the module notices a change.
     setattr(module, setting, getattr(module, setting) if then is MISSING else then)
     if then is not MISSING:
         return True

@@ -17,7 +17,8 @@ import torch.utils.deterministic
 from disttest.observe import is_watching
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
 
-_C: Any = torch._C  # half of what follows has no public name
+# Half of the following has no public name.
+_C: Any = torch._C
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
@@ -29,7 +30,10 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _dispatch_modes() -> int:
-    """The number of those of the test: a tool that observes calls has one while a call is pending, and a test may leave it so."""
+    """Number of the test's dispatch modes.
+
+    An observing tool has one while a call is pending, and a test may leave it in that state.
+    """
     return int(_C._len_torch_dispatch_stack()) - is_watching()
 
 
@@ -41,12 +45,13 @@ def _anomaly() -> tuple[bool, bool]:
     return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
-# In a list, so that no compiler computes with it.
+# In a list, so that no compiler folds the constant.
 _smallest = [sys.float_info.min]
 
 
 def _flushes_denormals() -> bool:
-    return _smallest[0] / 2 == 0.0  # the processor's flag, which torch sets and does not tell
+    # torch can set this flag of the processor but not report it.
+    return _smallest[0] / 2 == 0.0
 
 
 def _print_options() -> tuple[Any, ...]:
@@ -104,7 +109,7 @@ def _put_hooks(then: Any) -> None:
 
 
 def _hooks_of_all(kind: str, module: Any) -> Facet:
-    """The hooks that a module of torch keeps for all objects of its class."""
+    """Build the facet of hooks that a torch module keeps for all objects of a class."""
     tables: dict[str, MutableMapping[int, Any]] = {
         name.removeprefix("_global_").replace("_", " "): table
         for name, table in vars(module).items()
@@ -128,11 +133,12 @@ def _hooks_of_all(kind: str, module: Any) -> Facet:
 def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to answer after a test has set the precision of one backend only
+    # torch refuses to answer after a test has set the precision of one backend only.
+    except RuntimeError:
         return "set for one backend"
 
 
-# Words of the note, getter and setter in ``torch._C``; torch 2.9 lacks some of them.
+# Label, getter and setter in ``torch._C``; torch 2.9 lacks some of them.
 _SWITCHES = (
     ("mkldnn", "_get_mkldnn_enabled", "_set_mkldnn_enabled"),
     ("deterministic mkldnn", "_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
