@@ -1,4 +1,4 @@
-"""A pytest item as a test: frozen data that all processes speak of."""
+"""Convert a pytest item to a test: frozen data that all processes share."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def is_ordinary(test: TestCase) -> bool:
 
 
 def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> TestCase:
-    """A pytest item as a test.
+    """Describe a pytest item as a test.
 
     Raises:
-        UsageError: a mark makes no sense.
+        UsageError: a mark is invalid.
     """
     path, line, _ = item.location
     module, _, rest = item.nodeid.partition("::")
@@ -107,12 +107,12 @@ def _timeout_s(item: pytest.Item, options: RunOptions, world: OwnWorld | None) -
 
 
 def slug_of(nodeid: str) -> str:
-    """A folder name for a test: readable, safe anywhere, and different for different tests."""
+    """Return a folder name for a test: readable, safe on any file system, and unique."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", masker.text(nodeid).rpartition("/")[2]).strip("-.")[:80]
     digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:10]
     return f"{readable}-{digest}"
 
 
 def modules_of(items: Sequence[pytest.Item]) -> tuple[str, ...]:
-    """Absolute paths of the files that the items come from."""
+    """List the absolute paths of the files that the items come from."""
     return tuple(sorted({str(Path(item.path)) for item in items}))

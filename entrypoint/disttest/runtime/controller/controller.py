@@ -1,6 +1,6 @@
-"""The controller: gives batches of tests to worlds, and hears what became of both.
+"""The controller: assigns batches of tests to worlds and handles the results of both.
 
-It lives in the pytest process, touches no GPU and starts no thread, so that worlds can be forked from it.
+It runs in the pytest process, touches no GPU and starts no thread, so that worlds can be forked from it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from disttest.runtime.messages.protocol import RunStop, TestJudged, WorldOrder
 
 
 class DeadlinePassed(Exception):
-    """The time of the whole run is used up."""
+    """The deadline of the whole run has passed."""
 
 
 class RunStopped(Exception):
@@ -84,7 +84,7 @@ class Controller(Listener):
         self._failed_first = failed_first
         self._items: dict[str, pytest.Item] = {}
         self._tests: dict[str, TestCase] = {}
-        # What the names of its worlds begin with.
+        # Prefix of the names of its worlds.
         self._letter = letter
         self._settled = msgspec.to_builtins(
             plugin_manager().named("disttest_settle", object, config=session.config, options=options)
@@ -92,9 +92,9 @@ class Controller(Listener):
         self._worlds = 0
         self._failed_of_rank: Counter[int] = Counter()
         self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)
-        # A test has ended the run.
+        # The end of the run that a test requested.
         self._asked: RunStop | None = None
-        # Why the user wants no further test (``-x``), once it is so.
+        # The reason why the user wants no further test (``-x``); empty while there is none.
         self._enough = ""
         self._scheduler: Scheduler = BatchScheduler(
             self._slots, clock=recorder.now, ranks_per_gpu=options.ranks_per_gpu
@@ -114,12 +114,12 @@ class Controller(Listener):
         self._live = LiveOutput(session.config, lambda: workplace.results)
 
     def run(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> None:
-        """Run the tests; returns when every one has been reported.
+        """Run the tests; return when each one has a result.
 
         Raises:
-            DeadlinePassed: the deadline of the run came first.
-            RunStopped: a test has ended the run.
-            pytest.Session.Failed: ``-x`` or ``--maxfail`` was reached.
+            DeadlinePassed: the deadline of the run passed first.
+            RunStopped: a test ended the run.
+            pytest.Session.Failed: ``-x`` or ``--maxfail`` applied.
         """
         self._items = {test.nodeid: item for item, test in pairs}
         self._tests = {test.nodeid: test for _, test in pairs}
@@ -140,7 +140,8 @@ class Controller(Listener):
         for batch in build_batches(runnable, self._timings, failed=failed, together=together, **offered):
             self._scheduler.submit(batch)
         with contextlib.ExitStack() as ending:
-            self._parents()  # before a world takes slots
+            # Create the fork server before a world takes slots.
+            self._parents()
             self._enter_plugins(ending)
             ending.callback(self._verdicts.tell_unresolved)
             ending.callback(self._device_health.close)
@@ -151,7 +152,7 @@ class Controller(Listener):
             self._loop()
 
     def _enter_plugins(self, ending: contextlib.ExitStack) -> None:
-        """Enter what plugins want around the time in which worlds are forked."""
+        """Enter the contexts that plugins want around the time in which worlds are forked."""
         manager = contextlib.AbstractContextManager
         found = plugin_manager().named("disttest_around_worlds", manager, settings=self._options)  # type: ignore[type-abstract]
         for name, around in found.items():
@@ -159,7 +160,7 @@ class Controller(Listener):
                 ending.enter_context(around)
 
     def _allow_retries(self) -> None:
-        """As often as plugins say, unless the run says it."""
+        """Give tests the number of retries that plugins ask for, unless the run sets one."""
         if "retries" in self._options.given:
             return
         ask = functools.partial(plugin_manager().call, "disttest_retries")
@@ -240,13 +241,13 @@ class Controller(Listener):
         self._marks.mark("starts of worlds")
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:
-        """A test starts."""
+        """Record the start of a test."""
         attempt = self._retries.attempt_of(test.nodeid)
         self._recorder.test_started(test.nodeid, attempt=attempt, world_id=world.world_id)
         self._live.begin(world.world_id, test.log_folder(attempt))
 
     def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
-        """A test has its verdict; a second one is of a rank that died after the first."""
+        """Record the result of a test. A second result means that a rank died after the first."""
         self._live.end(world.world_id)
         if self._enough and judged.result.cause is Cause.INFRASTRUCTURE:
             self._recorder.test_finished(not_run(test.nodeid, self._enough, at_s=judged.result.started_at_s))
@@ -264,12 +265,12 @@ class Controller(Listener):
         self._verdicts.judged(test, judged, suspect=suspect)
 
     def on_ended(self, world: LiveWorld, ended: Exit) -> None:
-        """A world is gone: free its slots, and give what it still owes to the next one."""
+        """Release the slots of an ended world, and submit its remaining tests to a new one."""
         self._live.end(world.world_id)
         closed = world.closed
         cancelled = closed is not None and bool(closed.reason) and self._pool.is_ending
         no_progress = len(world.owed) == len(world.order.tests) and not cancelled
-        # One test is taken off the list each time, so that no batch starts worlds for ever.
+        # Each ended world removes at least one test, so that no batch starts worlds forever.
         if world.owed and (closed is None or no_progress):
             self._blame_world(world, ended)
         reason = closed.reason if closed else f"its world process ended with {ended}"
@@ -301,12 +302,12 @@ class Controller(Listener):
             self._scheduler.submit(rest_of(world.batch, tuple(world.owed)))
 
     def _cpu_steps_of(self, world: LiveWorld) -> tuple[CpuStep, ...]:
-        """What it has cost, and what this process has taken since the last one ended."""
+        """Return the CPU steps of a world and those of this process since the previous world ended."""
         self._marks.mark("listening")
         return (*(world.closed.cpu_steps if world.closed else ()), *self._marks.take())
 
     def _blame_world(self, world: LiveWorld, ended: Exit) -> None:
-        """The world process itself died: the test it was at is an error, the others get a new world."""
+        """Handle the death of a world process: its running test is an error, the others get a new world."""
         test = world.begun
         if test is None or test.nodeid not in world.owed:
             test = next(iter(world.owed.values()))
@@ -327,7 +328,7 @@ class Controller(Listener):
         self.on_judged(world, test, TestJudged(result=result))
 
     def _give_up(self, batch: Batch) -> None:
-        """Too few slots are left for this batch: its tests are errors of the machine, never silently lost."""
+        """Report the tests of a batch for which too few slots are left as errors of the machine."""
         if self._device_health.broken and batch.shape.device != "cpu":
             shortage = self._device_health.shortage(batch.shape.size)
             self._verdicts.leave_out(batch.nodeids, f"not run: {shortage}")
@@ -341,18 +342,19 @@ class Controller(Listener):
     # --- devices that fail (see DeviceHealth)
 
     def on_cleared(self) -> None:
-        """The devices are in order: these failures are the tests' own."""
+        """The devices work: suspended failures belong to their tests."""
         self._verdicts.clear(self._device_health.is_open)
 
     def on_device_blamed(self, nodeids: Sequence[str], reason: str) -> None:
-        """These failed because of a device that is used no more: they run again on others."""
+        """The device that caused these failures is out of use: run the tests again on others."""
         self._verdicts.run_again(nodeids, reason)
         self.on_cleared()
 
     def on_gave_up(self, nodeids: Sequence[str], reason: str) -> None:
-        """The same, and no world fits on GPUs any more (so none runs there): what waits for them is not run."""
+        """The same, but no world fits on the remaining GPUs: leave out the tests that wait for one."""
         if not self._devices.cpu_slots:
-            self._retries.stop()  # else those of worlds on the CPU go on, and the others find no GPU
+            # Otherwise retries of worlds on the CPU would continue, and the others would find no GPU.
+            self._retries.stop()
         self._verdicts.excuse(nodeids, reason)
         self.on_cleared()
         waiting = {nodeid for batch in self._scheduler.withdraw(spare="cpu") for nodeid in batch.nodeids}

@@ -1,8 +1,8 @@
-"""Looks after the slots of a run: when one may be handed on, and whether it can still be trusted.
+"""Health of a run's devices: when a slot can be handed on, and whether it can still be trusted.
 
-A GPU is handed on when the driver has let go of what the last world had on it. When failures look like the
-device, the preflight is repeated there; what fails it, or what the driver itself declares broken, is used no
-more. Nothing here waits: the controller's loop calls :meth:`DeviceHealth.advance`.
+A GPU is handed on when the driver has released everything that the last world had on it. If failures suggest a broken
+device, the preflight is repeated there. A device that fails it, or that the driver declares broken, is taken out of
+use. Nothing here waits: the controller's loop calls :meth:`DeviceHealth.advance`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from disttest.runtime.controller.run_devices import Devices
 
 
 class Suspects(Protocol):
-    """What is told of the tests whose failures look like the device's."""
+    """Receives decisions about tests whose failures may be the device's fault."""
 
     def on_cleared(self) -> None:
-        """The devices are in order: these failures are the tests' own."""
+        """The devices work: these failures belong to their tests."""
 
     def on_device_blamed(self, nodeids: Sequence[str], reason: str) -> None:
-        """These failed because of a device that is used no more: they may run again on others."""
+        """The device that caused these failures is out of use: the tests may run again on others."""
 
     def on_gave_up(self, nodeids: Sequence[str], reason: str) -> None:
-        """The same, and too few devices are left to go on."""
+        """The same, but too few devices are left to continue."""
 
 
 class Vacated(Frozen):
@@ -49,25 +49,25 @@ class Vacated(Frozen):
     slots: tuple[Slot, ...]
     last_test: str = ""
     pids: tuple[int, ...] = ()
-    """Of its ranks, as far as they are known."""
+    """Process ids of its ranks, as far as they are known."""
     survivors: tuple[int, ...] = ()
     """Processes that could not be killed."""
 
 
 @dataclass(kw_only=True)
 class _WaitingSlot:
-    """A vacated world whose GPUs the driver has not let go of yet."""
+    """A vacated world whose GPUs the driver has not released yet."""
 
     world: Vacated
     since_s: float
     asked: bool = False
-    """Whether the driver has been asked since then."""
+    """Whether the driver was queried after the world had left."""
     held: dict[str, str] = field(default_factory=dict)
-    """Slot name -> what holds it, as it was seen last."""
+    """Slot name -> description of the process that held it at the last look."""
 
 
 class DeviceHealth:
-    """The state of this for one run."""
+    """Device health of one run."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class DeviceHealth:
         *,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Prepare; nothing is started before a GPU has been used.
+        """Prepare; no process is started before a GPU has been used.
 
         Args:
-            devices: what the run holds.
-            scheduler: is told which slots are free, on hold and lost.
-            suspects: is told what becomes of suspicious failures.
-            note: takes a message and the node id of the test that it is about.
+            devices: devices that the run holds.
+            scheduler: receives which slots are free, on hold and lost.
+            suspects: receives the decisions about suspicious failures.
+            note: takes a message and the node id of its test.
             clock: a monotonic clock.
         """
         self._devices = devices
@@ -103,13 +103,13 @@ class DeviceHealth:
         self._prove: Prove | None = None
         self._wanted_s = 0.0
         self._prover: Prover | None = None
-        # Slot name -> what the driver says of it, of those that are still to be decided on.
+        # Slot name -> the driver's fault report, for slots without a decision yet.
         self._faults: dict[str, str] = {}
         self.broken: dict[str, str] = {}
-        """Slot name -> why it is used no more."""
+        """Slot name -> reason why it is out of use."""
 
     def begin(self) -> None:
-        """Load the driver while the first worlds run, so that no world waits for that."""
+        """Load the driver while the first worlds run, so that no world waits for it."""
         if self._asks_driver:
             self._ask()
 
@@ -125,31 +125,31 @@ class DeviceHealth:
         self._breaker.narrowest = ranks
 
     def shortage(self, needed: int) -> str:
-        """Why there are not that many slots, in words."""
+        """Explain why fewer slots than needed are left."""
         left = len(self._slots) - len(self.broken)
         return f"{'; '.join(self.broken.values())} ({left} of {needed} needed devices are left)"
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to come, though nothing may be running."""
+        """Whether a decision is pending, even if no world runs."""
         return bool(self._waiting or self._prove)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes that are ours, and nobody's leftovers."""
+        """Helper processes of disttest, which are not leftovers of tests."""
         return (*self._watch.pids, *((self._prover.pid,) if self._prover else ()))
 
     @property
     def wait_s(self) -> float:
-        """How long the controller may wait before it asks again."""
+        """Seconds that the controller may wait before the next call."""
         return DEVICE_POLL_S if self._waiting or (self._prove and not self._prover) else IDLE_S
 
     def descriptors(self) -> tuple[int, ...]:
-        """What becomes readable when there is something to do."""
+        """Descriptors that become readable when there is something to do."""
         return (*self._watch.descriptors(), *(self._prover.descriptors() if self._prover else ()))
 
     def suspects(self, result: TestResult, slots: Sequence[Slot]) -> bool:
-        """Take a result; whether it is open from now on whose fault it is, until the suspects are told."""
+        """Observe a result; return whether its failure may be the device's fault and stays undecided."""
         prove = self._breaker.observe(result, slots)
         if prove is not None:
             self._note(prove.reason, "")
@@ -158,11 +158,11 @@ class DeviceHealth:
         return self.is_open(result.nodeid)
 
     def is_open(self, nodeid: str) -> bool:
-        """Whether it is open if the failure of a test was the device's."""
+        """Whether it is undecided if a test's failure was the device's fault."""
         return self._breaker.suspects(nodeid)
 
     def vacate(self, world: Vacated) -> None:
-        """Hand the slots of a world on, as soon as that is right."""
+        """Hand the slots of a world on as soon as its GPUs are released."""
         if world.survivors:
             self._abandon(world)
         elif self._asks_driver and any(slot.device != "cpu" for slot in world.slots):
@@ -172,7 +172,7 @@ class DeviceHealth:
             self._scheduler.ended(world.batch_id)
 
     def advance(self, in_use: Collection[str]) -> None:
-        """Do what can be done now.
+        """Advance all pending decisions without waiting.
 
         Args:
             in_use: names of the slots on which worlds run.
@@ -190,7 +190,7 @@ class DeviceHealth:
             self._conclude(found.broken)
 
     def close(self) -> None:
-        """End what was started."""
+        """End the helper processes."""
         self._watch.close()
         if self._prover is not None:
             self._prover.kill()
@@ -224,7 +224,7 @@ class DeviceHealth:
                 continue
             for slot, holder in stuck.items():
                 self._give_up_slot(entry, slot, holder)
-            # On hold first: what ended() frees would be handed on at once.
+            # Hold them first; otherwise ended() would free them, and the scheduler would use them again.
             self._scheduler.hold(faults)
             self._scheduler.ended(entry.world.batch_id, quarantined=stuck)
             if faults:
@@ -235,7 +235,7 @@ class DeviceHealth:
     def _look_at(
         self, entry: _WaitingSlot, gpus: Mapping[int, Gpu]
     ) -> tuple[dict[Slot, str], dict[Slot, Gpu] | None]:
-        """Slots that the driver declares broken, and those that somebody does not let go of; None: wait."""
+        """Return slots that the driver declares broken, and those that are still held; None to keep waiting."""
         slots = [slot for slot in entry.world.slots if slot.name not in self.broken and slot.index in gpus]
         now = {slot: part_for(slot, gpus[slot.index]) for slot in slots}
         faults = {slot: _fault_of(gpu) for slot, gpu in now.items() if gpu.fault}
@@ -255,7 +255,7 @@ class DeviceHealth:
         return faults, {slot: now[slot] for slot in held}
 
     def _before(self, slot: Slot) -> Gpu:
-        """What was on a slot before the run."""
+        """Return the state of a slot before the run."""
         return part_for(slot, self._gpus[slot.index])
 
     def _give_up_slot(self, entry: _WaitingSlot, slot: Slot, gpu: Gpu) -> None:
@@ -279,7 +279,7 @@ class DeviceHealth:
     # --- proving
 
     def _condemn(self, faults: dict[str, str]) -> None:
-        """The driver itself says that these are broken; that needs no proof."""
+        """Take slots out of use that the driver declares broken; its own report needs no proof."""
         self._faults |= faults
         if self._breaker.state is BreakerState.CLOSED:
             self._apply(self._breaker.lost(self._faults))
@@ -330,7 +330,7 @@ class DeviceHealth:
 
 
 def _holds_unseen() -> bool:
-    """Whether this process holds a GPU, and the driver's process ids do not tell which of the holders it is."""
+    """Whether this process holds a GPU that it cannot recognize, because the driver reports other process ids."""
     return holds_gpu() and not sees_host_pids()
 
 
@@ -339,6 +339,6 @@ def _fault_of(gpu: Gpu) -> str:
 
 
 def blame_device(result: TestResult, reason: str) -> TestResult:
-    """The result of a test that a broken device has failed."""
+    """Turn the failure of a test into an infrastructure error of its device."""
     message = f"{result.message} (not the test's fault: {reason})"
     return msgspec.structs.replace(result, outcome=Outcome.ERROR, cause=Cause.INFRASTRUCTURE, message=message)

@@ -1,4 +1,4 @@
-"""What is known of tests before any process starts: those that this machine, torch or their marks will skip."""
+"""Skips that are known before any process starts: because of the machine, the installed torch or marks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def check_backends(items: Iterable[pytest.Item], options: RunOptions) -> None:
-    """Skip the tests whose backend the installed torch was built without.
+    """Skip tests whose backend the installed torch lacks.
 
     Raises:
-        UsageError: the run was asked for that backend by name.
+        UsageError: the user asked for that backend by name.
     """
     for item in items:
         shape = shape_of(item)
@@ -53,7 +53,7 @@ def _built_backends() -> str:
 
 
 def known_skip(item: pytest.Item) -> str | None:
-    """The reason, if the item's marks already say that it will not run; a skip costs no process then."""
+    """Return the reason if the item's marks skip it already; such a skip costs no process."""
     from _pytest.skipping import evaluate_skip_marks
 
     skip: Skip | None = evaluate_skip_marks(item)
@@ -67,16 +67,16 @@ def known_skip(item: pytest.Item) -> str | None:
 
 
 def vacuous(item: pytest.Item) -> str | None:
-    """Why no rank of the item would run here, where that is a failure."""
+    """Return the reason why no rank of the item would run here, if that counts as a failure."""
     own = item.stash.get(OWN_WORLD, None)
     return own.refusal or None if own else None
 
 
 def skip_for_want_of_gpus(items: Iterable[pytest.Item], found: int) -> None:
-    """Skip the tests, with and without a world, that need more GPUs than the run has.
+    """Skip tests that need more GPUs than the run has, with or without a world.
 
     Raises:
-        UsageError: a mark makes no sense.
+        UsageError: a mark is invalid.
     """
     for item in items:
         if (needed := needed_gpus(item)) > found:

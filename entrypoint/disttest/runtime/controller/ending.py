@@ -1,4 +1,4 @@
-"""How a run that has no command around it ends: swept up, concluded and reported, from one reading of its journal."""
+"""End a run without a command around it: clean up, conclude and report, reading the journal once."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def end_run(
     notes: Iterable[str] = (),
     listed: bool,
 ) -> int:
-    """Say how the run ended, in the last line of the journal, and write the reports.
+    """Write the end of the run into the journal, and write the reports.
 
     Args:
-        recorder: of the run.
-        directory: where the reports go, and released then; None where nobody asked for any.
-        sweep: knows what was in shared memory before.
-        exit_code: pytest's.
-        reason: why the run ended early; empty when it did not.
-        notes: what else is to be said of the run.
-        listed: tests were collected only, so that there is nothing to conclude and to report.
+        recorder: recorder of the run.
+        directory: results directory, released afterwards; None if no reports are wanted.
+        sweep: knows the shared memory that existed before the run.
+        exit_code: exit code of pytest.
+        reason: why the run ended early; empty if it did not.
+        notes: further notes on the run.
+        listed: whether tests were only collected, so that there is nothing to conclude or report.
 
     Returns:
         The exit code of the run.
@@ -71,17 +71,17 @@ def end_run(
 
 
 class _Reading:
-    """A journal as it grows, each event read once."""
+    """A growing journal, each event read once."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._follower = journal.follow()
         self._folding = Folding()
-        # Of the events for which there was no room, how many are taken.
+        # Number of unwritten events (the disk was full) that are folded already.
         self._kept = 0
 
     def result(self) -> RunResult:
-        """What the run has come to by now."""
+        """Return the result of the run so far."""
         unwritten = self._journal.unwritten[self._kept :]
         self._kept += len(unwritten)
         for event in (*self._follower.new_events(), *cast("list[AnyEvent]", unwritten)):
@@ -89,11 +89,11 @@ class _Reading:
         return self._folding.result()
 
     def anew(self) -> RunResult:
-        """The same, read from the beginning."""
+        """Return the result, read again from the beginning."""
         return fold(self._journal.events())
 
     def close(self) -> None:
-        """Nothing more is read."""
+        """Stop reading."""
         self._follower.let_go()
 
 
@@ -103,9 +103,9 @@ def _concluded(run: RunResult, exit_code: int, reason: str) -> Conclusion:
 
 
 def _report(reading: _Reading, directory: ResultsDirectory) -> int:
-    """Write the reports; the exit code of what went wrong, 0 where nothing did."""
+    """Write the reports; return the exit code of a failure, otherwise 0."""
     hide_what_was_learned(directory.path)
-    # What was learned to be hidden late stands in what has been read.
+    # Secrets learned late appear unmasked in the events read so far.
     run = reading.anew() if masker.active else reading.result()
     try:
         write_reports(run, directory.path)

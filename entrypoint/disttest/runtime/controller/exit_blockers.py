@@ -1,6 +1,6 @@
-"""What keeps the pytest process from ending when all tests are done, and which test started it.
+"""Find threads, processes and exit handlers that keep the pytest process alive, and the tests that started them.
 
-The interpreter waits at its end for threads and processes that are not daemons, and for exit handlers.
+At its end the interpreter waits for threads and processes that are not daemons, and runs exit handlers.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import pytest
 
 
 class ExitBlockers:
-    """A pytest plugin that notes which ordinary test started a thread, a process or an exit handler."""
+    """A pytest plugin that records which ordinary test started a thread, a process or an exit handler."""
 
     def __init__(self) -> None:
-        # The thread or process -> the test that started it; empty for one that was there before.
+        # Thread or process -> the test that started it; empty if it existed before.
         self._tests = dict.fromkeys(_waited_for(), "")
-        # Tests that have registered exit handlers.
+        # Tests that registered exit handlers.
         self._registering: list[str] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Compare before and after a test."""
+        """Compare the state before and after a test."""
+        # CPython has no public way to count exit handlers.
         handlers = atexit._ncallbacks()  # noqa: SLF001  # the only count of exit handlers
         result = yield
         self._tests = {each: self._tests.get(each, item.nodeid) for each in _waited_for()}
@@ -33,7 +34,7 @@ class ExitBlockers:
         return result
 
     def describe(self) -> str:
-        """What the interpreter is about to wait for, in words."""
+        """Describe the objects that the interpreter is about to wait for."""
         found = [f"{_name(each)}{_started_by(self._tests.get(each, ''))}" for each in _waited_for()]
         if not found and self._registering:
             found = [f"an exit handler that {' or '.join(self._registering)} registered"]

@@ -1,7 +1,8 @@
-"""One test for each world: pytest's items with a ``world_size`` mark, wherever the mark stands, become several.
+"""Expand tests to worlds: an item with a ``world_size`` mark becomes one item for each of its worlds.
 
-They are made when their file is collected, so that a node id with a world can be selected. Marks that a hook adds later
-make them then.
+The items are created when their file is collected, so that a node id with a world can be selected, and from finished
+items, so that marks of parameters count, which parametrizing the functions would miss. Marks that a hook adds later
+are expanded after all hooks.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from _pytest.unittest import TestCaseFunction
 from disttest.errors import UsageError
 from disttest.model import Frozen, WorldShape
 
-CallSpec: Any = getattr(python, "CallSpec", None) or python.CallSpec2  # as pytest before 9.2 calls it
+# Its name before pytest 9.2.
+CallSpec: Any = getattr(python, "CallSpec", None) or python.CallSpec2
 
 SHAPING_MARKS = ("world_size", "backend", "device", "nodes")
-"""Marks that decide which worlds a test gets."""
+"""Marks that determine the worlds of a test."""
 
 
 class _Made(Frozen):
-    """What an item was made for, and from which marks."""
+    """The world for which an item was created, and the marks that determined it."""
 
     shape: WorldShape | None
-    """None: none of the run's worlds suits it, and it is skipped."""
+    """None if no world of the run suits the test, which is skipped."""
     marks: tuple[pytest.Mark | None, ...]
     collected_as: str = ""
-    """The node id that pytest knew it by, where it was made after the collection."""
+    """Original node id, if the item was created after the collection."""
 
 
 class WantedWorld(Frozen):
@@ -40,24 +42,24 @@ class WantedWorld(Frozen):
 
     shape: WorldShape | None
     refusal: str = ""
-    """Why it cannot run here; empty when it can."""
+    """Reason why it cannot run here; empty if it can."""
 
     @property
     def label(self) -> str:
-        """Its part of the test's name."""
+        """Part of the test's name for this world."""
         return str(self.shape) if self.shape else "no-world"
 
 
 Wanted = Callable[[pytest.Item], Sequence[WantedWorld] | None]
-"""The worlds that a marked test asks for, None if the mark is another harness's; raises UsageError where it makes no sense."""
+"""Returns the worlds of a marked test, or None if another harness owns the mark; raises UsageError if it is invalid."""
 
 _MADE = pytest.StashKey[_Made]()
-# The node id that an item and its copies had, which share the stash.
+# Original node id of an item that has copies; they share the stash.
 _COPY_OF = pytest.StashKey[str]()
 
 
 def closest_mark(node: Any, name: str) -> pytest.Mark | None:
-    """The mark that counts: that of a parameter before those of its function, class and module."""
+    """Find the mark that applies: that of a parameter takes precedence over function, class and module."""
     own: Iterable[Any] = getattr(getattr(node, "callspec", None), "marks", ())
     for mark in own:
         if getattr(mark, "name", "") == name:
@@ -67,27 +69,28 @@ def closest_mark(node: Any, name: str) -> pytest.Mark | None:
 
 
 def shape_of(item: pytest.Item) -> WorldShape | None:
-    """The world that an item was made for; None for an ordinary test."""
+    """Return the world for which an item was created; None for an ordinary test."""
     made = item.stash.get(_MADE, None)
     return made.shape if made else None
 
 
 def collected_as(item: pytest.Item) -> str:
-    """The node id that selects it, where its own does not: its world came by a hook, or it is a copy."""
+    """Return the node id that selects the item, if its own does not: its world was added by a hook, or it is a copy."""
     made = item.stash.get(_MADE, None)
     return (made.collected_as if made else "") or item.stash.get(_COPY_OF, "")
 
 
 def repeat_each(items: list[pytest.Item], times: int) -> None:
-    """Have each test so often, one time after the other; :func:`tell_apart` gives them names."""
+    """Repeat each test this many times in a row; :func:`tell_apart` gives the copies their names."""
     if times > 1:
         items[:] = [each for item in items for each in (item, *(twin_of(item) for _ in range(times - 1)))]
 
 
 def twin_of(item: pytest.Item) -> pytest.Item:
-    """The same test once more: what running it changes is its own."""
+    """Copy a test, with its own copy of all state that running it changes."""
     twin: Any = copy.copy(item)
     twin.own_markers, twin.user_properties = [*item.own_markers], [*item.user_properties]
+    # pytest cannot copy an item or a stash by a public function.
     twin._report_sections = []  # noqa: SLF001
     stash: Any = pytest.Stash()
     stash._storage.update(item.stash._storage)  # noqa: SLF001  # pytest has no public way to copy one
@@ -98,7 +101,7 @@ def twin_of(item: pytest.Item) -> pytest.Item:
 
 
 def tell_apart(items: Iterable[pytest.Item]) -> None:
-    """Give each item an id of its own: plugins that repeat tests copy them, ids and all."""
+    """Give each item a unique id: plugins that repeat tests copy them including their ids."""
     taken: dict[str, pytest.Item] = {}
     for item in items:
         nodeid, number = item.nodeid, 1
@@ -108,7 +111,7 @@ def tell_apart(items: Iterable[pytest.Item]) -> None:
 
 
 def rename(item: pytest.Item, nodeid: str, *, collected_as: str) -> None:
-    """Give an item another id; what selects it is the one that it was collected as."""
+    """Give an item another id; the old one still selects it."""
     item.stash[_COPY_OF] = collected_as
     its: Any = item
     if hasattr(item, "_id"):
@@ -118,15 +121,15 @@ def rename(item: pytest.Item, nodeid: str, *, collected_as: str) -> None:
 
 
 def expand(nodes: Iterable[Any], wanted: Wanted, *, late: bool = False) -> Iterator[Any]:
-    """Yield what was collected, each marked test replaced by one for each of its worlds.
+    """Yield the collected nodes, with each marked test replaced by one item for each of its worlds.
 
     Args:
-        nodes: what a file or class has; of other nodes than tests nothing changes.
-        wanted: the worlds of a marked test.
-        late: pytest has looked for the selected node ids already.
+        nodes: children of a file or class; nodes other than tests stay as they are.
+        wanted: returns the worlds of a marked test.
+        late: whether pytest has resolved the selected node ids already.
 
     Raises:
-        UsageError: a mark makes no sense.
+        UsageError: a mark is invalid.
     """
     for _, group in groupby(nodes, key=_function):
         rounds: dict[str, list[Any]] = {}
@@ -138,10 +141,10 @@ def expand(nodes: Iterable[Any], wanted: Wanted, *, late: bool = False) -> Itera
 
 
 def expand_late(items: list[pytest.Item], wanted: Wanted) -> None:
-    """The same for marks that hooks have added since.
+    """Expand items whose marks hooks have added after the collection.
 
     Raises:
-        UsageError: a mark makes no sense, or has come too late.
+        UsageError: a mark is invalid, or was added too late.
     """
     for item in items:
         made = item.stash.get(_MADE, None)
@@ -194,13 +197,13 @@ def _marks(node: Any) -> tuple[pytest.Mark | None, ...]:
 
 
 def _changed(before: Sequence[object], after: Sequence[object]) -> str:
-    """The first mark that is another one now; marks hold anything, so that only identity is compared."""
+    """Name the first changed mark. Marks hold arbitrary values, so only their identity is compared."""
     found = zip(SHAPING_MARKS, before, after, strict=True)
     return next((name for name, old, new in found if old is not new), "")
 
 
 def _copy(node: pytest.Function, label: str) -> pytest.Function:
-    """The same test under the name that has the world in it, with what plugins have put on it so far."""
+    """Copy a test under a name with the world in it, keeping everything that plugins have attached."""
     copy = _method(node, label) if isinstance(node, TestCaseFunction) else _plain(node, label)
     copy.own_markers[:] = node.own_markers
     copy.keywords.update({mark.name: mark for mark in node.own_markers})
@@ -210,7 +213,7 @@ def _copy(node: pytest.Function, label: str) -> pytest.Function:
 
 
 def _plain(node: pytest.Function, label: str) -> pytest.Function:
-    # pytest makes the node id of the ids in the callspec: the world is one more.
+    # pytest builds the node id from the ids in the callspec, so the world becomes one more id.
     before = getattr(node, "callspec", None) or CallSpec()
     callspec = dataclasses.replace(before, _idlist=(label, *before._idlist))  # noqa: SLF001
     copy: pytest.Function = type(node).from_parent(
@@ -230,7 +233,7 @@ def _method(node: TestCaseFunction, label: str) -> WorldMethod:
 
 
 class WorldMethod(TestCaseFunction):
-    """A unittest method at one world size: its name in pytest has the world in it, and unittest knows it without."""
+    """A unittest method at one world size; pytest's name contains the world, unittest's does not."""
 
     @property
     def method_name(self) -> str:
@@ -245,7 +248,7 @@ class WorldMethod(TestCaseFunction):
         return getattr(owner, self.method_name)
 
     def runtest(self) -> None:
-        """Run the method under its own name, which is what unittest looks it up by."""
+        """Run the method under its original name, by which unittest looks it up."""
         full_name, self.name = self.name, self.method_name
         try:
             super().runtest()

@@ -1,10 +1,10 @@
-"""The line between the controller and a process from which worlds are forked, both ends of it.
+"""Protocol between the controller and a process from which worlds are forked, with both ends.
 
     controller --(order of a world; the world's end of the channel)--> parent --(pid; pidfd)--> controller
-    controller --(pid that has ended)--> parent --(how it ended)--> controller
+    controller --(pid that has ended)--> parent --(exit code or signal)--> controller
 
-Worlds are the parent's children, so it alone can be told how they ended; everything else the controller does through
-the pidfd, as with children of its own.
+Worlds are children of the parent, so only the parent can wait for their exit status. The controller does everything
+else through the pidfd, as with its own children.
 """
 
 from __future__ import annotations
@@ -28,59 +28,59 @@ from disttest.runtime.messages.protocol import Channel, WorldOrder
 from disttest.runtime.rank.child import speak_into
 from disttest.runtime.world.world_supervisor import RankStarter, make_world
 
-# Bytes of a message; what is longer is a file.
+# Bytes of a message; larger content travels in a file.
 _LARGEST = 4096
 
 
 class ForkOrder(Frozen):
-    """What a world is told, in a file."""
+    """Everything that a world needs to start, in a file."""
 
     world: WorldOrder
     error_log: str
     clock_offset_s: float
-    """The run's clock minus the monotonic one."""
+    """The run's clock minus the monotonic clock."""
     modules: tuple[str, ...]
-    """The files of its tests, for ranks that collect by themselves."""
+    """Files of its tests, for ranks that collect them."""
 
 
 class Recipe(Frozen):
-    """How processes below the fork server collect: the same for all of a run."""
+    """How processes below the fork server collect; the same for all of a run."""
 
     arguments: tuple[str, ...]
-    """Of pytest."""
+    """Arguments of pytest."""
     host: TargetHost
 
 
 class Fork(Frozen, tag="fork"):
-    """Fork a world; its end of the channel comes with it."""
+    """Request to fork a world; the world's end of the channel is attached."""
 
     order: str
     forks: int
-    """How many it takes, the world's own included."""
+    """Number of forks that follow, including the world's own."""
 
 
 class Reap(Frozen, tag="reap"):
-    """Tell how a world ended."""
+    """Request for the exit status of a world."""
 
     pid: int
 
 
 class Collect(Frozen, tag="collect"):
-    """Have a fork collect files; its end of a line comes with it."""
+    """Request to fork a process that collects files; its end of a line is attached."""
 
     modules: str
-    """A file with their names."""
+    """File with the names of the files to collect."""
     log: str
 
 
 class Forked(Frozen, tag="forked"):
-    """A child was forked; its pidfd comes with it."""
+    """Reply that a child was forked; its pidfd is attached."""
 
     pid: int
 
 
 class Reaped(Frozen, tag="reaped"):
-    """How a child ended."""
+    """Exit status of a child."""
 
     code: int | None
     signal: int | None
@@ -96,7 +96,7 @@ class ParentLost(InfrastructureError):
 
 
 class _Grandchild(Child):
-    """A child of the parent: that one is told how it ended."""
+    """A child of the parent, which reports its exit status."""
 
     def __init__(self, pid: int, pidfd: int, reap: Callable[[int], Exit]) -> None:
         super().__init__(pid, pidfd=pidfd)
@@ -107,15 +107,15 @@ class _Grandchild(Child):
 
 
 class ForkLine:
-    """The controller's end."""
+    """The controller's end of the line."""
 
     def __init__(self, line: socket.socket, log: Path, *, limit_s: float) -> None:
-        """Speak to a parent.
+        """Connect to a parent.
 
         Args:
-            line: connected to it.
-            log: what it prints, if it fails.
-            limit_s: for an answer.
+            line: socket connected to it.
+            log: file with its output, quoted if it fails.
+            limit_s: time limit of an answer.
         """
         self.line = line
         self.line.settimeout(limit_s)
@@ -125,27 +125,27 @@ class ForkLine:
         """Fork a world.
 
         Raises:
-            ParentLost: it can fork no more.
+            ParentLost: the parent cannot fork any more.
         """
         path = Path(order.world.scratch_dir) / "world.order.json"
         path.write_bytes(msgspec.json.encode(order, enc_hook=str))
         return self.ask_for_child(Fork(order=str(path), forks=order.world.forks), channel.fileno())
 
     def ask_for_child(self, question: Fork | Collect, fd: int) -> Child:
-        """Have a child forked that gets a descriptor.
+        """Fork a child that receives a descriptor.
 
         Raises:
-            ParentLost: it can fork no more.
+            ParentLost: the parent cannot fork any more.
         """
         answer, fds = self._ask(question, [fd])
         assert isinstance(answer, Forked)
         return _Grandchild(answer.pid, fds[0], self._reap)
 
     def read(self) -> bytes:
-        """One message that was not asked for.
+        """Receive one unsolicited message.
 
         Raises:
-            ParentLost: there will be none.
+            ParentLost: the parent has ended.
         """
         return self._receive()[0]
 
@@ -188,7 +188,7 @@ class WorldByLine:
         self._clock = clock
 
     def __call__(self, order: WorldOrder, channel: Channel, error_log: Path, close: Sequence[int]) -> Child:
-        """Have it forked; what belongs to this process never comes there."""
+        """Request the fork; descriptors of this process never reach it."""
         del close
         fork_order = ForkOrder(
             world=order,
@@ -207,12 +207,12 @@ def serve_line(
     starter_for: Callable[[ForkOrder], RankStarter],
     collect: Callable[[Collect, int], None] | None = None,
 ) -> NoReturn:
-    """Fork what is asked for until the controller goes.
+    """Handle requests until the controller closes the line.
 
     Args:
-        line: to the controller.
-        starter_for: how a world starts its ranks.
-        collect: what a fork does that is to collect, with its end of a line; None: it is never asked to.
+        line: socket connected to the controller.
+        starter_for: returns how a world starts its ranks.
+        collect: runs in a fork that collects, with its end of a line; None if that is never requested.
     """
     children: dict[int, Child] = {}
     while True:

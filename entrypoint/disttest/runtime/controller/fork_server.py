@@ -1,10 +1,13 @@
-"""A clean process from which worlds are forked where the controller itself cannot be forked.
+"""A clean process from which worlds are forked if the controller cannot be forked.
 
-It has imported torch and pytest, and nothing of the user's; it has one thread and has not touched CUDA. Worlds and
-ranks are forked from it, one import for all of them, and each rank collects the files that it needs. What is asked of it
-goes over a :mod:`line <disttest.runtime.controller.fork_line>`. The controller has one for a run, started when it is
-known that forking is unsafe. Files that are not to blame are collected once, by a fork of it
+It has imported torch and pytest and no user code; it has one thread and has not touched CUDA. Worlds and ranks are
+forked from it, so that one import serves all of them, and each rank collects the files that it needs. Requests travel
+over a :mod:`line <disttest.runtime.controller.fork_line>`. The controller starts one for a run once it knows that
+forking is unsafe. Files that do not cause the hazard are collected once, by a fork of it
 (:mod:`disttest.runtime.controller.parents`).
+
+Whole worlds are forked, not single ranks: ranks stay children of their world, which waits for them and adopts their
+leftovers. A new interpreter for each rank would cost an import of torch each.
 """
 
 from __future__ import annotations
@@ -34,19 +37,20 @@ from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.child import inherit_stay_off_cuda, speak_into, stay_off_cuda, use_cuda_freely
 from disttest.runtime.rank.rank_spec import RankSpec
 
-# What ranks would import by themselves (:mod:`disttest.runtime.controller.preload`): taken over if the controller has it.
+# Modules that ranks would import (:mod:`disttest.runtime.controller.preload`), imported here if the controller has
+# them.
 _PRELOADED = ("torch.distributed", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 
 
 class ForkServer(ForkLine):
-    """The controller's hold on it."""
+    """The controller's handle of the fork server."""
 
     def __init__(self, log: Path, recipe: Recipe) -> None:
-        """Start it; it imports while the controller goes on.
+        """Start the process; it imports while the controller continues.
 
         Args:
-            log: what it prints, if it fails.
-            recipe: how what is below it collects.
+            log: file for its output, quoted if it fails.
+            recipe: how its descendants collect.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours, log, limit_s=WORLD_START_S)
@@ -70,7 +74,7 @@ class ForkServer(ForkLine):
         return self._child.pid
 
     def close(self) -> None:
-        """Let it end."""
+        """Close the line and wait for the process to end."""
         self.line.close()
         self._child.wait(KILL_S)
         end_all([self._child])
@@ -81,7 +85,7 @@ class ForkServer(ForkLine):
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Import, then fork what is asked for until the controller goes."""
+    """Import modules, then handle requests until the controller closes the line."""
     parent, line_fd, ledger, nvml, recipe_file, *modules = arguments
     die_with_parent(int(parent))
     (inherit_stay_off_cuda if nvml else stay_off_cuda)()
@@ -94,6 +98,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if ledger:
         masker.open_ledger(int(ledger))
     recipe = msgspec.json.decode(Path(recipe_file).read_bytes(), type=Recipe)
+    # Keeps the collector from writing to the pages that forks share: https://github.com/python/cpython/issues/75739
     gc.freeze()
 
     def collect(question: Collect, own_line: int) -> None:
@@ -109,25 +114,26 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 class CollectingStarter:
-    """Starts a rank as a fork of this clean process, in which pytest then collects the files of the world."""
+    """Starts a rank as a fork of the clean process, in which pytest then collects the files of the world."""
 
     def __init__(self, recipe: Recipe, order: ForkOrder) -> None:
         self._recipe = recipe
         self._order = order
 
     def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
-        """Fork; the child closes what is not its own, and becomes pytest."""
+        """Fork; the child closes descriptors that belong to others, and becomes pytest."""
 
         def rank() -> None:
             for fd in close:
                 os.close(fd)
             die_with_parent(spec.world_pid)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the world blocks it for itself
+            # The world blocks SIGTERM, because it reads the signal from a descriptor.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             signal.signal(signal.SIGINT, signal.default_int_handler)
             speak_into(spec.log)
             use_cuda_freely()
-            # Variables that only ranks have come after the collection, as in a fork of the controller, unless the ranks
-            # collect: a launcher sets them earlier.
+            # Variables that only ranks have are set after the collection, as in a fork of the controller. With ranks
+            # that collect, they are set before, as torchrun does.
             is_launched = spec.settings.ranks_collect
             variables = spec.environment() if is_launched else spec.machine_environment()
             os.environ.update(variables)  # noqa: TID251
@@ -146,7 +152,7 @@ class CollectingStarter:
 
 
 def _be_pytest(recipe: Recipe, order: CollectingOrder, path: Path) -> int:
-    """Be ``python -m pytest``; it does not come back unless the collection has failed."""
+    """Act as ``python -m pytest``; return only if the collection fails."""
     import pytest
 
     ledger = os.dup(masker.ledger) if masker.ledger >= 0 else -1

@@ -1,4 +1,4 @@
-"""Which file made this process unsafe to fork: what a module starts when it is imported stays until the process ends."""
+"""Find the file that made this process unsafe to fork: threads and CUDA started by an import stay until the end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from disttest.model import Frozen
 
 
 class Hazards(Frozen):
-    """Why this process must not be forked; false where it may be."""
+    """Reasons why this process must not be forked; false if there are none."""
 
     by_file: Mapping[str, str] = {}
-    """Test file (absolute) -> what importing it does, in words."""
+    """Absolute path of a test file -> effect of importing it, in words."""
     elsewhere: str = ""
-    """What a plugin or a conftest has done, or the machine: no other choice of files helps."""
+    """Effects of a plugin, a conftest or the machine, which no other choice of files avoids."""
 
     def __bool__(self) -> bool:
         return bool(self.by_file or self.elsewhere)
@@ -30,7 +30,7 @@ class Hazards(Frozen):
 
 
 class HazardWatch:
-    """Looks at the process before and after each file is imported."""
+    """Examines the process before and after each file is imported."""
 
     def __init__(self) -> None:
         # Thread -> the file that was imported when it appeared.
@@ -39,7 +39,7 @@ class HazardWatch:
 
     @contextlib.contextmanager
     def collecting(self, collector: pytest.Collector) -> Iterator[None]:
-        """While a collector is at work; conftests are imported by folders, and are nobody's file."""
+        """Watch one collector; conftests are imported by folders and count as no file."""
         file = str(collector.path) if isinstance(collector, pytest.File | pytest.Class) else ""
         threads, cuda = thread_ids(), cuda_hazard(on_gpus=True)
         yield
@@ -49,10 +49,10 @@ class HazardWatch:
                 self._cuda_file = file
 
     def judge(self, *, on_gpus: bool) -> Hazards:
-        """What is in the way of forking now.
+        """Name the reasons against forking now.
 
         Args:
-            on_gpus: forks are to use GPUs.
+            on_gpus: whether the forks will use GPUs.
         """
         by_file: dict[str, list[OtherThread]] = {}
         for thread in unsafe_threads():

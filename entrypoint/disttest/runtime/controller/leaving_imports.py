@@ -1,4 +1,4 @@
-"""Test files that end the process while they are imported: a skip or an error of that file, and the others run all the same."""
+"""Handle test files that end the process while they are imported: they are skipped or fail, and the others run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LeftAtOnce(SystemExit):
 
 @contextlib.contextmanager
 def staying() -> Iterator[None]:
-    """Inside, ``os._exit`` raises :class:`LeftAtOnce` in this thread of this process; a fork still leaves."""
+    """Make ``os._exit`` raise :class:`LeftAtOnce` in this thread of this process; a fork still exits."""
     me, leave = (os.getpid(), threading.get_ident()), os._exit
     active = True
 
@@ -30,12 +30,13 @@ def staying() -> Iterator[None]:
     try:
         yield
     finally:
-        active = False  # modules may have taken it by its name
+        # Modules may have imported the function by name.
+        active = False
         setattr(os, "_exit", leave)  # noqa: B010  # nor is it typed
 
 
 def report_of(collector: pytest.Collector, leaving: SystemExit) -> pytest.CollectReport:
-    """What pytest is told of a file that left: with code 0 it is skipped, for the reason that it printed."""
+    """Report a file that exited: with code 0 it is skipped, and the reason is its output."""
     said = _said(collector)
     at_once = isinstance(leaving, LeftAtOnce)
     code = 0 if leaving.code is None else leaving.code
@@ -49,13 +50,13 @@ def report_of(collector: pytest.Collector, leaving: SystemExit) -> pytest.Collec
 
 
 def skipped_as_it_left(report: Any) -> str:
-    """The reason of a file that exited with code 0; empty for any other."""
+    """Return the reason of a file that exited with code 0; empty for any other."""
     reason = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else ""
     return reason if reason.startswith("exited with code 0 while it was imported") else ""
 
 
 def _said(collector: pytest.Collector) -> str:
-    """What was printed meanwhile, as far as pytest has captured it."""
+    """Return the output of the import, as far as pytest has captured it."""
     capture: Any = collector.config.pluginmanager.getplugin("capturemanager")
     read: Callable[[], tuple[str, str]] | None = capture and capture.read_global_capture
     return "".join(read()) if read and capture.is_globally_capturing() else ""

@@ -1,4 +1,4 @@
-"""What ranks print while their test runs, for who gives pytest ``-s``: whole lines, each with its rank in front."""
+"""Show the output of ranks while their test runs, if pytest has ``-s``: whole lines, prefixed by the rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from disttest.results.growing_logs import GrowingLogs
 
 
 class LiveOutput:
-    """Follows the logs of the tests that run."""
+    """Follows the logs of the running tests."""
 
     def __init__(self, config: pytest.Config, results: Callable[[], Path]) -> None:
         self._reporter = config.pluginmanager.getplugin("terminalreporter")
@@ -23,27 +23,27 @@ class LiveOutput:
 
     @property
     def is_following(self) -> bool:
-        """Whether somebody waits for output."""
+        """Whether any log is followed."""
         return bool(self._followed)
 
     def begin(self, world_id: str, folder: str) -> None:
         """Follow the logs of a test that starts.
 
         Args:
-            world_id: of its world, which runs one test at a time.
-            folder: of its logs, relative to the results directory.
+            world_id: world of the test, which runs one test at a time.
+            folder: folder of its logs, relative to the results directory.
         """
         if self._is_asked:
             self._followed[world_id] = GrowingLogs(folder)
 
     def look(self) -> None:
-        """Show what is new."""
+        """Show new lines."""
         for logs in self._followed.values():
             for log in logs.found_in(self._results()):
                 self._show(log.rank, log.news())
 
     def end(self, world_id: str) -> None:
-        """Show what is left of a test that has its verdict."""
+        """Show the remaining lines of a test that has its result."""
         if (logs := self._followed.pop(world_id, None)) is not None:
             for log in logs.found_in(self._results()):
                 self._show(log.rank, log.rest())
@@ -54,9 +54,10 @@ class LiveOutput:
         writer = self._config.get_terminal_writer()
         self._reporter.ensure_newline()
         if writer.width_of_current_line:
-            # Behind a dot, which the reporter takes for no line of its own with -s.
+            # The line may end with pytest's dot, which its reporter does not count as a line with -s.
             writer.line()
         tag = rank_tag(rank, colour=writer.hasmarkup)
         for line in lines:
             writer.line(f"{tag} {line.decode('utf-8', 'replace')}")
-        writer.flush()  # into a pipe, as that of a job's log, Python writes nothing before it has a lot
+        # Python buffers output to a pipe, as in a job's log, until it has a large block.
+        writer.flush()

@@ -1,4 +1,4 @@
-"""Sources of the modules that the tests have loaded: what they say tells what they will do."""
+"""Sources of the modules that the tests have loaded, to predict the needs of the tests."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ _LARGEST = 1 << 20
 
 
 def sources_below(root: Path) -> Iterator[tuple[Path, str]]:
-    """The sources of the modules below ``root`` that are loaded now, and of torch's own tests."""
+    """Yield the sources of loaded modules below ``root``, and those of torch's own tests."""
     for path in _files(sys.modules.values(), root):
         try:
             if path.stat().st_size <= _LARGEST:
                 yield path, path.read_text(errors="replace")
         except OSError:
-            continue  # a module made by a program, or a file gone since
+            # A module created by a program, or a deleted file.
+            continue
 
 
 def _files(modules: Iterable[object], root: Path) -> Iterator[Path]:
-    # As texts: torch is two thousand modules, and a path of each takes longer than all else before a small test.
+    # Strings, not paths: torch has two thousand modules, and a path for each takes longer than the rest of a small run.
     below = os.path.join(root, "")  # noqa: PTH118
-    # A list first: reading a lazy module's attributes may import others.
+    # A list first, because reading a lazy module's attributes may import others.
     for name in [getattr(module, "__file__", None) for module in list(modules)]:
         if isinstance(name, str) and name.endswith(".py"):
             mine = name.startswith(below) and "/site-packages/" not in name

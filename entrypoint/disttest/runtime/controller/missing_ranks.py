@@ -1,4 +1,4 @@
-"""Says where tests look for ranks and there are none: a green run must not mean that nothing distributed was tested."""
+"""Report tests that expect ranks where there are none: a green run must not hide that nothing ran distributed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READS = re.compile(
 _DISTRIBUTED = re.compile(
     r"\btorch\.distributed\b|\binit_process_group\b|\bfrom torch import [^#\n]*\bdistributed\b"
 )
-# A file with one of these starts processes by itself, which may well be ranks.
+# A file with one of these starts processes, which may be ranks.
 _STARTS_RANKS = re.compile(
     r"\b(?:multiprocessing|torchrun|subprocess)\b|\bos\.fork\b|\btorch\.distributed\.(?:run|launch|launcher|elastic)\b"
 )
@@ -33,18 +33,18 @@ _MARK = "Mark those that need ranks with @pytest.mark.world_size(2)"
 
 
 class NoWorlds:
-    """What of a run has to do with ranks, should it come to its end without a world."""
+    """Counts tests that are related to ranks, for a run that ends without a world."""
 
     def __init__(self) -> None:
-        # Tests with a world that a hook or an option has taken out.
+        # Tests with a world that a hook or an option has deselected.
         self._deselected = 0
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        """Hooks of other harnesses take out what is not for their world size."""
+        """Count deselected tests; hooks of other harnesses deselect tests of other world sizes."""
         self._deselected += sum(_asks_for_ranks(item) for item in items)
 
     def describe(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> str:
-        """One line for a green run of these tests in which no world was used; empty where nothing asked for one."""
+        """Describe a green run without worlds in one line; empty if no test asked for one."""
         in_one_process = _counted(
             [item for item, test in pairs if not test.world and _is_distributed(item)],
             "with torch.distributed, in one process",
@@ -93,7 +93,7 @@ def _uses_distributed(path: Path) -> bool:
 
 
 def reads_at_import(root: Path) -> Iterator[str]:
-    """Say which loaded files below ``root`` read a variable of ranks when they are imported: none is set then."""
+    """Describe loaded files below ``root`` that read a variable of ranks at import, when none is set."""
     for path, source in sources_below(root):
         if not _READS.search(source):
             continue
@@ -112,7 +112,7 @@ def _parsed(source: str) -> Sequence[ast.stmt]:
 
 
 def _found_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Line and variable of each reading that happens at import: bodies of functions are left out, their defaults are not."""
+    """Yield line and variable of each read at import time: bodies of functions do not run then, their defaults do."""
     for node in nodes:
         if isinstance(node, ast.Constant | ast.Lambda):
             continue
@@ -125,7 +125,7 @@ def _found_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
 
 
 def _variable_read(node: ast.AST) -> str:
-    """The name in ``environ["NAME"]``, ``environ.get("NAME")``, ``getenv("NAME")`` or ``"NAME" in environ``."""
+    """Return the name in ``environ["NAME"]``, ``environ.get("NAME")``, ``getenv("NAME")`` or ``"NAME" in environ``."""
     match node:
         case ast.Subscript(value=where, slice=ast.Constant(value=str(name)), ctx=ast.Load()) if _is(
             where, "environ"

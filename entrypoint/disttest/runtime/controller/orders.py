@@ -1,4 +1,4 @@
-"""What a process of ours is told that collects by itself: to be a rank in a fresh interpreter, or what worlds are forked from."""
+"""Orders for disttest processes that collect tests: ranks in fresh interpreters, and processes that fork worlds."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from disttest.runtime.rank.rank_spec import RankSpec
 
 
 class CollectingOrder(Frozen):
-    """What a process that collects by itself is told through its command line: a JSON file."""
+    """Order of a process that collects, in a JSON file named on its command line."""
 
     modules: tuple[str, ...]
     """The files to collect; all others are ignored."""
     host: TargetHost
-    """The machine as the controller sees it: a rank sees less, and would make other tests of it."""
+    """The machine as the controller sees it. A rank sees less of it and would create other tests."""
 
 
 class InterpreterOrder(CollectingOrder, tag="rank"):
-    """Be a rank."""
+    """Order to become a rank."""
 
     spec: RankSpec
     channel_fd: int
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Path of the file."""
         return self.spec.scratch.parent / f"rank{self.spec.rank}.order.json"
 
 
 class ParentOrder(CollectingOrder, tag="parent"):
-    """Be what worlds are forked from."""
+    """Order to become a process from which worlds are forked."""
 
     line_fd: int
     answer: str
-    """The file for what it has collected."""
+    """File for the list of collected tests."""
 
 
 def write_order(order: CollectingOrder, path: Path, ledger: int) -> tuple[str, ...]:
-    """Write an order; the arguments by which pytest finds it.
+    """Write an order; return the pytest arguments that refer to it.
 
     Args:
-        order: what it is told.
-        path: the file.
-        ledger: the descriptor of the values to hide, as pytest will have it; negative: there are none.
+        order: the order.
+        path: the file to write.
+        ledger: descriptor of the values to mask in the new process; negative if there are none.
     """
     path.write_bytes(msgspec.json.encode(order, enc_hook=str))
     hidden = (f"--disttest-ledger={ledger}",) if ledger >= 0 else ()
@@ -54,7 +54,7 @@ def write_order(order: CollectingOrder, path: Path, ledger: int) -> tuple[str, .
 
 
 def read_order(path: Path) -> InterpreterOrder | ParentOrder:
-    """The order of a process that collects by itself."""
+    """Read the order of a process that collects."""
     return msgspec.json.decode(
         path.read_bytes(), type=InterpreterOrder | ParentOrder, dec_hook=lambda kind, text: kind(text)
     )

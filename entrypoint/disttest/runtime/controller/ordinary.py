@@ -1,4 +1,4 @@
-"""Tests without a world: run in the ordinary way by pytest, and written into the same journal."""
+"""Ordinary tests, which have no world: run by pytest in its own process and recorded in the same journal."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NOT_RETRIED = (
 
 
 def stop_of_test(error: BaseException) -> RunStop | None:
-    """The end of the run that a test has asked for; None for Ctrl-C.
+    """Return the end of the run that a test requested; None for Ctrl-C.
 
-    Both are a KeyboardInterrupt. The one of a signal appears at any instruction; that of a test is raised by one.
+    Both are a KeyboardInterrupt. That of a signal appears at any instruction; that of a test comes from a raise.
     """
     if isinstance(error, KeyboardInterrupt):
         last = error.__traceback__
@@ -60,7 +60,7 @@ class OrdinaryTests:
         self._recorder = recorder
         self._reports: dict[str, list[pytest.TestReport]] = {}
         self._began_at_s = 0.0
-        # More than one where a plugin repeats tests.
+        # Greater than one if a plugin repeats tests.
         self._attempts: Counter[str] = Counter()
         self._recording = TestRecorder()
         # The test that was judged last.
@@ -69,12 +69,12 @@ class OrdinaryTests:
         self._unwritten: tuple[TestResult, bool] | None = None
 
     def record_for_junit(self, config: pytest.Config) -> None:
-        """Keep attributes and properties of the suite, too, unless pytest itself writes them into a file."""
+        """Keep attributes and properties of the suite, unless pytest writes them into a file."""
         if config.stash.get(xml_key, None) is None:
             self._recording.stand_in_for_junit(config)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
+        """Record the start of a test."""
         self._write()
         if nodeid in self._tests:
             self._began_at_s = self._recorder.now()
@@ -82,7 +82,7 @@ class OrdinaryTests:
             self._recorder.test_started(nodeid, attempt=self._attempts[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A phase has ended; tear-down is the last one."""
+        """Keep the report of a phase; tear-down is the last one."""
         if report.nodeid not in self._tests:
             return
         reports = self._reports.setdefault(report.nodeid, [])
@@ -93,7 +93,7 @@ class OrdinaryTests:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """A plugin that runs the protocol itself may report nothing, or not to the end."""
+        """Judge a test whose protocol another plugin ran and did not report, or not completely."""
         try:
             result = yield
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
@@ -117,7 +117,7 @@ class OrdinaryTests:
             self._recorder.noted(NOT_RETRIED)
 
     def _write(self) -> None:
-        """Write a result once pytest has handed out the warnings of its test, which it does after the tear-down."""
+        """Write a result after pytest has passed on the warnings of its test, which it does after tear-down."""
         if self._unwritten is None:
             return
         (result, again), self._unwritten = self._unwritten, None
@@ -132,7 +132,7 @@ class OrdinaryTests:
             self._recording.warn(warning_message)
 
     def _stopped(self, nodeid: str, error: BaseException) -> TestResult:
-        """The result of a test that has ended the run."""
+        """Build the result of a test that ended the run."""
         raised = describe_raised(first_exit(error))
         phase = {0: "setup", 1: "call"}.get(len(self._reports.pop(nodeid, [])), "teardown")
         return TestResult(
@@ -173,11 +173,12 @@ class OrdinaryTests:
 
 
 def _came_to(report: pytest.TestReport) -> Outcome | None:
-    """What a report counts as; None for a subtest that did not fail, and for a tear-down that skips after the call."""
+    """Classify a report; None for a subtest that did not fail, and for a skip in tear-down."""
     if report.outcome == RERUN:
         return Outcome.FAILED if report.when == "call" else Outcome.ERROR
     outcome = outcome_of(report)
-    if outcome is Outcome.XPASSED and report.failed:  # a strict xfail that passed
+    # A strict xfail that passed.
+    if outcome is Outcome.XPASSED and report.failed:
         return Outcome.FAILED
     is_subtest = hasattr(report, "context")
     too_late = report.when == "teardown" and outcome is Outcome.SKIPPED

@@ -1,4 +1,4 @@
-"""Runs what does not run in the pytest process: tests with worlds, then ordinary ones in processes of their own."""
+"""Run everything that does not run in the pytest process: world tests, then isolated ordinary tests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
     """Run them; both kinds are forked from the same processes.
 
     Args:
-        session: the one that has collected.
-        run: its state; the journal is open.
-        note: told what is being done.
+        session: the session that has collected.
+        run: state of the run; the journal is open.
+        note: receives what is being done.
 
     Raises:
-        DeadlinePassed: the deadline of the run came first.
-        RunStopped: a test has ended the run.
-        pytest.Session.Failed: ``-x`` or ``--maxfail`` was reached.
+        DeadlinePassed: the deadline of the run passed first.
+        RunStopped: a test ended the run.
+        pytest.Session.Failed: ``-x`` or ``--maxfail`` applied.
     """
     assert run.recorder is not None
     assert run.workplace is not None

@@ -1,8 +1,8 @@
-"""What the worlds of a run are forked from: this process, or, where a module has made that unsafe, a clean one.
+"""Choose the process from which worlds are forked: this one or, if a module has made that unsafe, a clean one.
 
-Only the files that are to blame lose by it. The others are collected once more, without those, by a fork of the fork server,
-and their worlds are forked from it with the tests in place, as from this process. Ranks of a file that is to blame are
-forks of the fork server too, and each collects that file by itself.
+Only the files that cause the hazard are affected. The others are collected once more without those by a fork of the
+fork server, and their worlds are forked from it with the tests in place, as from this process. Ranks of a file that
+causes the hazard are forks of the fork server too, and each rank collects that file.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.world_pool import WorldByFork, WorldStarter
 from disttest.runtime.rank import hygiene
 
-# How often files are collected without those that were to blame; a module that many files share is found in each.
+# Maximum number of collections without hazardous files; a module that many files share is found in each.
 _ROUNDS = 4
 _CURE = "Start threads and touch CUDA inside tests or fixtures, not at import, and all are forked again."
 _HELD = " What this process holds of its GPU is missing to the ranks until the run ends."
 
 
 class CollectedFile(Frozen):
-    """What a collector has come to, in a file."""
+    """Result of a collector, in a file."""
 
     hazards: Hazards
-    """False unless it must not be forked either."""
+    """False unless the collector must not be forked either."""
     tests: tuple[str, ...]
     """Node ids."""
 
 
-# By this, ``python FILE --use-pytest`` of torch says to the conftest of its repository that the file is ``__main__``.
+# With this argument torch's ``python FILE --use-pytest`` makes its conftest treat the file as ``__main__``.
 _MAIN_MODULE = "--use-main-module"
 
 
 def _arguments_for_ranks(config: pytest.Config) -> tuple[str, ...]:
-    """Arguments for processes that collect for ranks: those of this one, and what plugins have settled since."""
+    """Arguments of processes that collect for ranks: those of this process, and those that plugins add."""
     more = plugin_manager().items("disttest_collecting_arguments", str, config=config)
     own = (word for word in map(str, config.invocation_params.args) if word != _MAIN_MODULE)
     return (*own, *(word for _, word in more))
@@ -80,9 +80,9 @@ def parents_of(
     scratch: Path,
     apart: bool,
 ) -> Iterator[Callable[[], Parents]]:
-    """Makes them when they are first wanted, once for a run, and says what a reader should know; they end with it.
+    """Create a :class:`Parents` on first use, once for a run, with notes for the reader; close it at the end.
 
-    Args are those of :class:`Parents`.
+    The arguments are those of :class:`Parents`.
     """
     with contextlib.ExitStack() as ending:
 
@@ -103,16 +103,16 @@ def parents_of(
 
 
 class Parents:
-    """Chooses what a world is forked from.
+    """Chooses the process from which a world is forked.
 
     Args:
-        session: the one that has collected.
+        session: the session that has collected.
         items: all tests with worlds or processes of their own, by node id.
-        hazards: why this process must not be forked, if so.
-        host: the machine as the tests were collected for it.
-        scratch: where files of processes lie.
-        clock: of the run.
-        apart: every rank collects by itself, whatever could be forked.
+        hazards: the reasons why this process must not be forked.
+        host: the machine for which the tests were collected.
+        scratch: folder for files of processes.
+        clock: clock of the run.
+        apart: whether every rank collects, even if this process could be forked.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Parents:
             self._collector = self._collect_rest(scratch)
 
     def notes(self, hazards: Hazards) -> Iterator[str]:
-        """What a reader of the run should know: nothing where all worlds are forks of this process."""
+        """Yield notes for the reader of the run; none if all worlds are forks of this process."""
         if self._fork_server is None or not hazards:
             return
         spared = (
@@ -156,7 +156,7 @@ class Parents:
         )
 
     def starter_for(self, batch: Batch) -> WorldStarter:
-        """How the world of a batch is started."""
+        """Return how the world of a batch is started."""
         if self._fork_server is None:
             return self._here
         modules = modules_of([self._items[nodeid] for nodeid in batch.nodeids])
@@ -165,14 +165,14 @@ class Parents:
         return WorldByLine(line, modules, self._clock)
 
     def close(self) -> None:
-        """Let them end."""
+        """End the processes."""
         if self._collector is not None:
             self._collector.close()
         if self._fork_server is not None:
             self._fork_server.close()
 
     def _collect_rest(self, scratch: Path) -> _Collector | None:
-        """Have the files that are not to blame collected; None where none is left, or it does not help."""
+        """Collect the files that cause no hazard; None if there are none, or if that does not help."""
         assert self._fork_server is not None
         for number in range(_ROUNDS):
             clean = [file for file in modules_of(list(self._items.values())) if file not in self._spoilt]
@@ -192,10 +192,10 @@ class Parents:
 
 
 class _Collector:
-    """The controller's hold on a fork of the fork server that has collected files.
+    """The controller's handle of a fork of the fork server that has collected files.
 
     Raises:
-        ParentLost: it could not.
+        ParentLost: the fork failed to collect.
     """
 
     def __init__(self, server: ForkServer, modules: Sequence[str], log: Path) -> None:
@@ -221,7 +221,7 @@ class _Collector:
         return self._tests.issuperset(nodeids)
 
     def close(self) -> None:
-        """Let it end."""
+        """Close the line and wait for the process to end."""
         self.line.line.close()
         with contextlib.suppress(ParentLost):
             self._child.wait(KILL_S)
@@ -229,7 +229,7 @@ class _Collector:
 
 
 def _rest_pools() -> None:
-    """Pools that are safe to fork beside are not needed here, and ranks do not inherit their size."""
+    """Shrink thread pools that are safe to fork: this process needs none, and ranks do not inherit their size."""
     if threads():
         limit_threads(openmp=1, blas=1)
 
@@ -238,7 +238,7 @@ def _rest_pools() -> None:
 
 
 def serve_collected(session: pytest.Session, order: ParentOrder, hazards: Hazards) -> NoReturn:
-    """Say what was collected, then fork worlds with it until the controller goes."""
+    """Report the collected tests, then fork worlds with them until the controller closes the line."""
     items = {item.nodeid: item for item in session.items}
     Path(order.answer).write_bytes(msgspec.json.encode(CollectedFile(hazards=hazards, tests=tuple(items))))
     _rest_pools()

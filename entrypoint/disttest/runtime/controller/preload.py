@@ -1,9 +1,9 @@
-"""Imports once, before the fork, what each rank would otherwise import by itself.
+"""Import once, before the fork, the parts of torch that each rank would otherwise import.
 
-torch loads large parts of itself at the first call that may need them: the first step of an optimizer brings
-``torch._dynamo``, the first ``assert_close`` brings sympy, what is compiled brings inductor: half a second of CPU and more in
-every rank of every fresh world. The sources of the tests tell whether that will happen; a wrong guess costs one import, or
-saves none.
+torch imports large parts on first use: the first step of an optimizer imports ``torch._dynamo`` (1.6 s of CPU), the
+first ``assert_close`` imports sympy (0.6 s), a compiled function imports inductor, in every rank of every fresh world.
+Words in the sources of the tests predict it. A wrong guess costs one import, or saves none. Learning it from the ranks
+would need no guess, but the controller would have to import while worlds wait for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from disttest import observe
 from disttest.runtime.controller.loaded_sources import sources_below
 from disttest.runtime.rank import hygiene
 
-# What a source says, and the module that torch will import for it.
+# Pattern in a source, and the module that torch will import for it.
 _LAZY = (
     (
         re.compile(r"\bassert_close\b|\bassertEqual\b|\bgradcheck\b"),
@@ -36,22 +36,22 @@ _LAZY = (
 
 LAZY_PARTS = tuple(name for _, name in _LAZY)
 
-# Its words count for nothing; in a text a # hides the rest of the line, which costs an import later.
+# Words in comments do not count. A # inside a string hides the rest of its line, which costs a later import.
 _COMMENT = re.compile("#.*")
 
 
 def load_torch() -> None:
-    """Import torch once, so that no rank has to; tests that do not need it run without it."""
+    """Import torch once, so that no rank has to; tests that do not need torch run without it."""
     if _load("torch.distributed"):
         observe.prepare()
         hygiene.prepare()
 
 
 def load_what_tests_use(root: Path) -> tuple[str, ...]:
-    """Import what the modules below ``root`` that are loaded now will make torch import; returns the names.
+    """Import the parts of torch that the loaded modules below ``root`` will need; return their names.
 
     Args:
-        root: the root directory of the tests; packages installed below it do not count, save torch's own tests.
+        root: root directory of the tests; packages installed below it do not count, except torch's own tests.
     """
     if "torch" not in sys.modules:
         return ()
@@ -67,15 +67,16 @@ def load_what_tests_use(root: Path) -> tuple[str, ...]:
 
 
 def parts_needed(source: str) -> tuple[str, ...]:
-    """The modules that torch will import for what a source says."""
+    """List the modules that torch will import for a source."""
     code = _COMMENT.sub("", source)
     return tuple(name for pattern, name in _LAZY if pattern.search(code))
 
 
 def _load(name: str) -> bool:
-    """Whether the module is there; one that a torch lacks is simply not preloaded.
+    """Import a module if it exists; a part that this torch lacks is not preloaded.
 
-    What torch says of itself meanwhile (inductor, fourteen times) is no warning of the tests, nor an error where they want such.
+    Warnings of torch during the import (inductor emits fourteen) are not warnings of the tests, nor errors if they turn
+    warnings into errors.
     """
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -1,4 +1,4 @@
-"""From a verdict to the reports that pytest's own reporters understand (terminal, junitxml, lastfailed)."""
+"""Convert a verdict to the reports that pytest's reporters understand (terminal, junitxml, lastfailed)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from disttest.runtime.rank.bridge import outcome_of
 from disttest.safe_open import Tree
 
 RERUN = "rerun"
-"""Outcome of a report that stands for an attempt which is followed by another one."""
+"""Outcome of a report for an attempt that is followed by another one."""
 _TAIL = 4096
-# How much of the log is read for that, so that a long crash dump can be shortened first.
+# Bytes of the log that are read, so that a long crash dump can be shortened first.
 _READ = 32 * 1024
 
 
 class WorldFailure(TerminalRepr):
-    """The failure of a world: the finding first, then the culprit's traceback, then every rank in a line."""
+    """Failure of a world: first the finding, then the culprit's traceback, then one line for each rank."""
 
     def __init__(
         self, test: TestCase, result: TestResult, original: object, results_dir: Path, again: Sequence[str]
@@ -47,7 +47,7 @@ class WorldFailure(TerminalRepr):
         self.reprcrash = ReprFileLocation(test.file, test.line, result.message)
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        """Write the message and what pytest said of the failure; pytest calls this for its list of failures."""
+        """Write the message and pytest's own account of the failure; pytest calls this for its list of failures."""
         tw.line(self.result.message, red=True, bold=True)
         if isinstance(self.original, TerminalRepr):
             tw.line()
@@ -77,7 +77,7 @@ def _speaker(result: TestResult) -> int:
 def reports_of(
     item: pytest.Item, test: TestCase, judged: TestJudged, results_dir: Path, again: Sequence[str] = ()
 ) -> list[pytest.TestReport]:
-    """The reports of one test: those of the rank that stands for it, the failing one in our words."""
+    """Return the reports of one test: those of the rank that represents it, with disttest's finding on a failure."""
     result = judged.result
     reports = [_load(item.config, text) for text in judged.reports]
     if result.outcome.is_bad:
@@ -92,19 +92,20 @@ def reports_of(
 
 
 def _shows_passes(config: pytest.Config) -> bool:
-    """Whether pytest is asked for what tests that passed have printed: ``-rP``, or ``-rA`` with it."""
-    has_terminal = hasattr(config.option, "reportchars")  # not with -p no:terminal
+    """Whether pytest will show the output of passed tests: ``-rP``, or ``-rA``, which includes it."""
+    # The attribute is missing with -p no:terminal.
+    has_terminal = hasattr(config.option, "reportchars")
     return has_terminal and "P" in getreportopt(config)
 
 
 def _printed(result: TestResult, results_dir: Path) -> list[tuple[str, str]]:
-    """What each rank has printed, by title."""
+    """Return the output of each rank, by title."""
     printed = ((record.rank, _end_of(record.log, results_dir)) for record in result.ranks)
     return [(f"Captured output of {rank_name(rank)}", text) for rank, text in printed if text]
 
 
 def _say(reports: Sequence[pytest.TestReport], outcome: Outcome) -> bool:
-    """Whether the reports of a good test say what it came to, so that no reporter of pytest sees it otherwise."""
+    """Whether the reports of a test that did not fail show its outcome, so that every reporter of pytest agrees."""
     whole = [report for report in reports if not hasattr(report, "context")]
     if outcome is Outcome.PASSED and not any(report.when == "call" for report in whole):
         return False
@@ -112,7 +113,7 @@ def _say(reports: Sequence[pytest.TestReport], outcome: Outcome) -> bool:
 
 
 def _good_reports(item: pytest.Item, result: TestResult) -> list[pytest.TestReport]:
-    """Reports in our words of a test whose ranks sent none that say what it came to."""
+    """Build reports of a test whose ranks sent none that show its outcome."""
     if not result.outcome.has_run:
         return skip_reports(item, result.message)
     outcome = "skipped" if result.outcome is Outcome.XFAILED else "passed"
@@ -123,7 +124,7 @@ def _good_reports(item: pytest.Item, result: TestResult) -> list[pytest.TestRepo
 
 
 def skip_reports(item: pytest.Item, reason: str) -> list[pytest.TestReport]:
-    """The reports of a test that was skipped before any process started."""
+    """Build the reports of a test that was skipped before any process started."""
     _, line, _ = item.location
     longrepr = (str(item.path), (line or 0) + 1, f"Skipped: {reason}")
     return [_made_up(item, "setup", "skipped", longrepr), _made_up(item, "teardown", "passed", None)]
@@ -132,7 +133,7 @@ def skip_reports(item: pytest.Item, reason: str) -> list[pytest.TestReport]:
 def rerun_reports(
     item: pytest.Item, test: TestCase, judged: TestJudged, results_dir: Path
 ) -> list[pytest.TestReport]:
-    """The report of a failure that does not count yet: neither passed nor failed, as pytest-rerunfailures has it."""
+    """Build the report of a failure that does not count yet: neither passed nor failed, as in pytest-rerunfailures."""
     failure = WorldFailure(test, judged.result, None, results_dir, ())
     return [_made_up(item, "call", RERUN, failure, duration_s=judged.result.duration_s)]
 
@@ -140,7 +141,7 @@ def rerun_reports(
 def late_reports(
     item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path, again: Sequence[str] = ()
 ) -> list[pytest.TestReport]:
-    """The report of a rank that died after its test had been reported as good."""
+    """Build the report of a rank that died after its test had been reported as good."""
     failure = WorldFailure(test, result, None, results_dir, again)
     return [_made_up(item, "teardown", "failed", failure)]
 
@@ -159,16 +160,17 @@ def tell_warnings(item: pytest.Item, result: TestResult) -> None:
 
 
 def _category(name: str) -> type[Warning]:
-    """The class of a warning, or one of its name: a class may not be known in this process."""
+    """Return the class of a warning, or a new class of its name if this process does not know it."""
     module, _, own = name.rpartition(".")
     found = getattr(sys.modules.get(module), own, None)
     if isinstance(found, type) and issubclass(found, Warning) and found.__init__ is Warning.__init__:
-        return found  # a class with another __init__ may take other arguments than a text
+        # A class with another __init__ may not accept a single text.
+        return found
     return type(own, (UserWarning,), {"__module__": module})
 
 
 def masked_report(config: pytest.Config, report: pytest.TestReport) -> pytest.TestReport:
-    """The report without values that are to be hidden, those included that its output asks GitHub to mask."""
+    """Mask a report, including the values that its output asks GitHub to mask."""
     for _, content in sections_of(report):
         masker.learn(content.encode("utf-8", "surrogatepass"))
     if not masker.active:
@@ -183,7 +185,7 @@ def _load(config: pytest.Config, text: str) -> pytest.TestReport:
 
 
 def _from_data(config: pytest.Config, data: dict[str, Any]) -> pytest.TestReport:
-    # JSON has no tuples, and pytest insists on them here.
+    # JSON has no tuples, and pytest requires them here.
     data["location"] = tuple(data["location"])
     if isinstance(data["longrepr"], list):
         data["longrepr"] = tuple(data["longrepr"])
@@ -201,16 +203,16 @@ def _accuse(
     results_dir: Path,
     again: Sequence[str],
 ) -> list[pytest.TestReport]:
-    """Put the finding on the report that decided; make one up where the rank could not send it."""
+    """Attach the finding to the report that decided; build a report if the rank could not send one."""
     kept = list(reports)
     decided = next((r for r in kept if r.failed and not hasattr(r, "context")), None)
-    # Where a rank is to blame, the main process's own traceback only shows how it waited.
+    # If a rank is the culprit, the main process's own traceback only shows that it waited.
     waited = test.kind is not WorldKind.RANKS and result.culprit is not None
     original = decided.longrepr if decided and not waited else None
     failure = WorldFailure(test, result, original, results_dir, again)
     if decided is not None:
         decided.longrepr = failure
-        # pytest would take a skip that follows for the word that counts, and `--lf` would forget the failure.
+        # pytest would count a later skip as the outcome, and `--lf` would forget the failure.
         return [r for r in kept if not (r.skipped and r.when == "teardown")]
     when = "call" if result.outcome is Outcome.FAILED else result.phase
     kept = [r for r in kept if r.passed and r.when != when and r.when != "teardown"]
@@ -232,7 +234,7 @@ def _made_up(
 
 
 def _tail_of(result: TestResult, results_dir: Path) -> str:
-    """The end of what the speaking rank printed; the stacks below it are told elsewhere, crash dumps shortened."""
+    """Return the end of the representing rank's output, without stacks (shown elsewhere) and with short crash dumps."""
     return _end_of(result.ranks[_speaker(result)].log, results_dir) if result.ranks else ""
 
 

@@ -1,7 +1,8 @@
-"""pytest's terminal where the command shows the run itself: what the command cannot tell stays, the rest goes.
+"""pytest's terminal reporter while the command shows the run: it prints only output that the command cannot show.
 
-Installed by ``--disttest-view``. Header, collection, warnings, durations, and what other plugins add are pytest's;
-each test, its failure and the last line are the command's, which reads them from the journal.
+Installed by ``--disttest-view``. Header, collection, warnings, durations and additions of other plugins are pytest's.
+Tests, failures and the last line are the command's, which reads them from the journal. Silencing a subclass, as
+terminal plugins do, keeps the reporter's counts for those plugins.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from _pytest.terminal import TerminalReporter
 
 NAME = "terminalreporter"
 DEFAULT_CHARS = "fE"
-"""What ``-r`` is when nobody has given it: failures and errors, which the command tells."""
+"""pytest's default value of ``-r``: failures and errors, which the command shows."""
 
 
 class QuietReporter(TerminalReporter):  # type: ignore[misc]  # final for typing; terminal plugins subclass it
-    """Tells nothing that the command tells.
+    """Prints nothing that the command shows.
 
     Args:
-        config: of this session.
-        columns: how wide the command's terminal is; ours is a pipe.
-        is_told: whether the command has been told what was collected, so that it can tell.
+        config: configuration of this session.
+        columns: width of the command's terminal; the output here is a pipe.
+        is_told: returns whether the journal says what was collected, so that the command can show it.
     """
 
     def __init__(self, config: pytest.Config, columns: int, is_told: Callable[[], bool]) -> None:
@@ -33,43 +34,43 @@ class QuietReporter(TerminalReporter):  # type: ignore[misc]  # final for typing
         self._is_told = is_told
 
     def pytest_runtest_logstart(self, nodeid: Any, location: Any) -> None:
-        """Nothing: the command shows what runs."""
+        """Print nothing: the command shows running tests."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count it for what other plugins add, and print nothing."""
+        """Count the report for other plugins, and print nothing."""
         self._tests_ran = True
         category, _, _ = self.config.hook.pytest_report_teststatus(report=report, config=self.config)
         self._add_stats(category, [report])
 
     def pytest_runtest_logfinish(self, nodeid: Any) -> None:
-        """Nothing: the command shows what has run."""
+        """Print nothing: the command shows finished tests."""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Say now what was collected: a pipe would hold it back."""
+        """Print the summary of the collection and flush it: a pipe would delay it."""
         super().pytest_collection_finish(session)
         self.flush()
 
     def summary_errors(self) -> None:
-        """Only where the run ended before the command heard of them."""
+        """Print errors only if the run ended before the command learned of them."""
         if not self._is_told():
             super().summary_errors()
 
     def summary_failures(self) -> None:
-        """Nothing: the command tells them."""
+        """Print nothing: the command shows failures."""
 
     def short_test_summary(self) -> None:
-        """Only where it was asked for."""
+        """Print the summary only if the user asked for one."""
         if self.config.option.reportchars != DEFAULT_CHARS:
             super().short_test_summary()
 
     def summary_stats(self) -> None:
-        """Only where the command has nothing to count."""
+        """Print the last line only if the command has no counts."""
         if not self._is_told():
             super().summary_stats()
 
 
 def quieten(config: pytest.Config, columns: int, is_told: Callable[[], bool]) -> None:
-    """Put the quiet terminal in the place of pytest's, unless there is none or it is another plugin's own."""
+    """Replace pytest's reporter by the quiet one, unless there is none or a plugin has replaced it."""
     present = config.pluginmanager.getplugin(NAME)
     if type(present) is not TerminalReporter:
         return

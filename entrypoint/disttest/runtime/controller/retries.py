@@ -1,7 +1,8 @@
-"""What becomes of a test that failed: another attempt in a new world, or the failure stands. No process here.
+"""Decide about a failed test: another attempt in a new world, or the failure counts. Starts no process.
 
-Two budgets, since the two have nothing to do with each other: a test's own failures, and attempts that a broken
-machine has spoiled. The second are spaced out, as whatever broke may need a moment (tenacity says how long).
+Failures of a test and attempts spoiled by a machine have separate budgets, because a broken machine says nothing about
+the test. Attempts of the second kind are delayed, since the machine may need to recover; tenacity computes the delays.
+Its retry loop is not used, because the controller has a loop already.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from disttest.options.run import RunOptions
 from disttest.results.rulings import RankState, state_of
 from disttest.runtime.messages.protocol import TestJudged
 
-# What a rank comes to that takes no part in a test.
+# States of a rank that takes no part in a test.
 _NO_PART = frozenset({RankState.SKIPPED, RankState.NOT_RUN})
 
 
@@ -28,7 +29,7 @@ class _WaitingRetry(NamedTuple):
 
 
 class Retries:
-    """Counts attempts, and holds what is to be tried again until its time has come."""
+    """Counts attempts, and holds tests until their next attempt is due."""
 
     def __init__(self, options: RunOptions, clock: Callable[[], float]) -> None:
         self._budget = {
@@ -46,20 +47,24 @@ class Retries:
         self._stopped = False
 
     def allow(self, own: Mapping[str, int]) -> None:
-        """Give tests (by node id) another number of retries than the run's."""
+        """Set another number of retries for some tests, by node id."""
         self._own = own
 
     def attempt_of(self, nodeid: str) -> int:
-        """The number of a test's running (or next) attempt, from 1."""
+        """Number of a test's running or next attempt, from 1."""
         return self._attempts[nodeid] + 1
 
     @property
     def open(self) -> bool:
-        """Whether something waits for its time."""
+        """Whether any test waits for its next attempt."""
         return bool(self._waiting)
 
     def settle(self, judged: TestJudged) -> TestJudged:
-        """The verdict as it counts: an attempt that evades the failure, or is cut short, does not undo it."""
+        """Decide which result counts.
+
+        An attempt that skips, that no longer runs the failed rank or that is cut short does not undo the earlier
+        failure.
+        """
         result = judged.result
         earlier = self._failed.get(result.nodeid)
         if earlier is None:
@@ -76,7 +81,7 @@ class Retries:
         )
 
     def wants_another(self, result: TestResult) -> bool:
-        """Whether an attempt failed and there is budget for another one."""
+        """Whether an attempt failed and the budget allows another one."""
         cause = result.cause or Cause.TEST
         budget = (
             self._own.get(result.nodeid, self._budget[cause]) if cause is Cause.TEST else self._budget[cause]
@@ -85,7 +90,7 @@ class Retries:
         return result.outcome.is_bad and left > 0 and not self._stopped
 
     def take(self, test: TestCase, judged: TestJudged) -> float | None:
-        """Decide on an attempt: the seconds until the next one, or None if this one counts."""
+        """Schedule another attempt; return the delay in seconds, or None if this attempt counts."""
         result = judged.result
         cause = result.cause or Cause.TEST
         key = (test.nodeid, cause)
@@ -100,35 +105,35 @@ class Retries:
         return pause_s
 
     def grant(self, test: TestCase, judged: TestJudged) -> None:
-        """Another attempt that no budget pays for: what spoiled this one is used no more."""
+        """Schedule another attempt outside the budgets: the device that spoiled this one is out of use."""
         self._attempts[test.nodeid] += 1
         self._failed[test.nodeid] = judged
         self._waiting.append(_WaitingRetry(self._clock(), self._batch_of(test, judged.result)))
 
     def due(self) -> Iterator[Batch]:
-        """Take out what is to be tried again now."""
+        """Take the batches that are due now."""
         now_s = self._clock()
         ready = [waiting for waiting in self._waiting if waiting.due_s <= now_s]
         self._waiting = [waiting for waiting in self._waiting if waiting.due_s > now_s]
         yield from (waiting.batch for waiting in ready)
 
     def due_in_s(self) -> float:
-        """Seconds until something is due; infinite if nothing waits."""
+        """Seconds until the next batch is due; infinite if none waits."""
         return max(
             0.0, min((waiting.due_s for waiting in self._waiting), default=float("inf")) - self._clock()
         )
 
     def withdraw(self, nodeid: str) -> TestJudged | None:
-        """The failure that stands since the next attempt will not come; None if there was none."""
+        """Return the failure that counts because no further attempt will follow; None if there is none."""
         return self._failed.pop(nodeid, None)
 
     def stop(self) -> None:
-        """Try nothing again from here on."""
+        """Schedule no further attempts."""
         self._stopped = True
         self._waiting.clear()
 
     def unresolved(self) -> list[tuple[str, TestJudged]]:
-        """Failures whose next attempt has not been judged."""
+        """List failures whose next attempt has no result."""
         return list(self._failed.items())
 
     def _batch_of(self, test: TestCase, result: TestResult) -> Batch:
@@ -145,7 +150,7 @@ class Retries:
 
 
 def _evasion(failed: TestResult, again: TestResult) -> str:
-    """How a later attempt evades what failed in an earlier one, in words; empty where it does not."""
+    """Explain why a later attempt does not undo an earlier failure; empty if it does."""
     if again.outcome is Outcome.SKIPPED:
         return f"skipped: {again.message}"
     if again.outcome.is_bad or failed.cause is Cause.INFRASTRUCTURE:
@@ -162,7 +167,7 @@ def _evasion(failed: TestResult, again: TestResult) -> str:
 
 
 def _pause_s(number: int) -> float:
-    # Only runs that meet a broken machine need the library.
+    # Imported late: only runs that meet a broken machine need the library.
     from tenacity import RetryCallState, wait_exponential, wait_random
 
     state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The devices of a run: which ones it may use, and how it comes to hold them."""
+"""Devices of a run: which ones it may use, and how it leases them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _WHO_LIMIT = 100
 
 
 class Devices:
-    """What a run computes on. On the CPU there is nothing to take; GPUs have to be leased before they are used."""
+    """Devices that a run computes on. GPUs must be leased before use; the CPU needs no lease."""
 
     def __init__(self, options: RunOptions) -> None:
-        """Look at the machine.
+        """Inspect the machine.
 
         Raises:
-            InfrastructureError: there are GPUs, none of them works, and the run was not told to use the CPU.
-            NotEnoughDevices: there are fewer than were asked for.
+            InfrastructureError: there are GPUs, none of them works, and the run may not fall back to the CPU.
+            NotEnoughDevices: there are fewer devices than requested.
             UsageError: the options contradict each other.
         """
         _check_options(options)
@@ -65,14 +65,14 @@ class Devices:
         self.on_slices = any(is_slice(slot) for slot in usable)
         self.slots: tuple[Slot, ...] = () if usable else self.machine.slots("cpu", options.slots or None)
         self.cpu_slots: tuple[Slot, ...] = ()
-        """Beside the GPUs, for the worlds that compute on the CPU; empty where the run has none of them."""
+        """CPU slots in addition to GPUs, for worlds that compute on the CPU; empty if the run has none of those."""
         self.torch: TorchFacts | None = None
-        """What torch says of itself and of the GPUs that the run holds; None where it was not asked."""
+        """torch's view of the leased GPUs; None if torch was not asked."""
         self.fork_trouble = ""
-        """Why forks of this process cannot use the GPUs, although a fresh process can."""
+        """The reason why forks of this process cannot use the GPUs, although a fresh process can."""
 
     def look(self) -> Machine:
-        """The machine as it is now, with the GPUs that this run may use: what CUDA shows it, and what was named."""
+        """Inspect the machine now, restricted to the GPUs that CUDA shows and that the options name."""
         machine = detect_machine(library=self.probe.library)
         variable = variable_of(machine)
         visible = environment().get(variable)
@@ -92,7 +92,7 @@ class Devices:
         return self.machine.slots(asked) if is_accelerator(asked) else self.machine.gpu_slots()
 
     def _torch_is_for_the_cpu(self) -> bool:
-        """Whether nobody asked for GPUs, and torch could not use one."""
+        """Whether the user did not ask for GPUs and the installed torch could not use one."""
         asked = (
             self.options.gpus.required
             or is_accelerator(self.options.device)
@@ -102,17 +102,17 @@ class Devices:
 
     @property
     def size(self) -> int:
-        """How many slots the run has, or will have when it holds them; without those beside GPUs."""
+        """Number of slots that the run has or will lease, without CPU slots in addition to GPUs."""
         return len(self.slots) or self.count
 
     @property
     def gloo_on_cpu(self) -> bool:
-        """Whether gloo is asked for beside the GPUs' own backend, which then has them: ``cpu:gloo,cuda:nccl``."""
+        """Whether gloo is used on the CPU because the GPUs belong to another backend: ``cpu:gloo,cuda:nccl``."""
         both = ANY_CPU_BACKEND in self.options.backend and bool(accelerated(self.options.backend))
         return both and is_accelerator(self.device) and self.options.device == AUTO and not self.on_slices
 
     def target_host(self) -> TargetHost:
-        """What collection needs to know of them."""
+        """Return the properties of the devices that collection needs."""
         gpus = self.size if is_accelerator(self.device) else 0
         return TargetHost(
             gpus=gpus,
@@ -123,30 +123,31 @@ class Devices:
         )
 
     def reserve_cpu_slots(self, *, beside_gpus: bool) -> None:
-        """Offer slots of the CPU, too, since some worlds of this run compute there.
+        """Add CPU slots, because some worlds of this run compute there.
 
         Args:
-            beside_gpus: other worlds compute on GPUs, and their ranks need cores as well.
+            beside_gpus: whether other worlds compute on GPUs, whose ranks need cores as well.
         """
         if self.device == "cpu":
             return
         cores = cpu_share(self.machine.cpus, gpus=self.size) if beside_gpus else self.machine.cpus
         slots = self.machine.slots("cpu", min(cores, self.options.slots or cores))
         if self.lease is None and not beside_gpus:
-            self.slots = slots  # no GPU was taken, and none will be
+            # No GPU was leased, and none will be.
+            self.slots = slots
         else:
             self.cpu_slots = slots
 
     def threads(self, shape: WorldShape) -> int:
-        """Compute threads of a rank: a slot of the CPU is a core, one of a GPU has its share of the other cores."""
+        """Number of compute threads of a rank: a CPU slot is a core; a GPU slot has its share of the others."""
         if shape.device == "cpu":
-            # Slots may be more than there are cores, for worlds that wait most of the time.
+            # There may be more slots than cores, for worlds that mostly wait.
             cores = min(len(self.cpu_slots or self.slots), self.machine.cpus)
             return max(1, cores // shape.size)
         return max(1, (self.machine.cpus - len(self.cpu_slots)) // len(self.slots))
 
     def findings(self) -> list[str]:
-        """What a reader of this run's reports should know of its machine; nothing where all is well."""
+        """List findings about the machine for the reader of the reports; empty if all is well."""
         ours = {slot.index for slot in self.slots if slot.device != "cpu"}
         if not ours:
             return self.notes()
@@ -157,7 +158,7 @@ class Devices:
         return [*self.notes(), *told]
 
     def notes(self) -> list[str]:
-        """What is wrong with GPUs that the run does without."""
+        """List the faults of GPUs that the run does without."""
         faults = [f"{gpu.label} is left out: {gpu.fault}" for gpu in self.machine.gpus if gpu.fault]
         quarantined = [
             f"GPU {uuid} is left out: in quarantine: {note.reason}" for uuid, note in self._left_out.items()
@@ -165,18 +166,18 @@ class Devices:
         return [*faults, *quarantined]
 
     def take(self, who: str, *, say: Callable[[str], None], timeout_s: float = LEASE_WAIT_S) -> None:
-        """Lease the GPUs, and show this process and all that it starts no others. Waits until they are free.
+        """Lease the GPUs, and hide all others from this process and its descendants. Waits until they are free.
 
-        A driver that cannot serve the installed torch is refused before that.
+        A driver that cannot serve the installed torch is refused first.
 
         Args:
-            who: how other runs see who holds them.
-            say: told in one line what the run waits for, whenever that changes.
+            who: name of this run for other runs.
+            say: receives one line about what the run waits for, whenever that changes.
             timeout_s: how long to wait.
 
         Raises:
             InfrastructureError: the driver is too old, or another process blocks the lease directory.
-            NotEnoughDevices: they did not get free in time, or too few of them work.
+            NotEnoughDevices: the GPUs did not become free in time, or too few of them work.
             UsageError: the lease directory cannot be used.
         """
         if self.device == "cpu" or self.lease is not None:
@@ -199,7 +200,7 @@ class Devices:
         os.environ[variable_of(self.machine)] = visible_to(self.slots)  # noqa: TID251 - its own
 
     def ask_torch(self) -> None:
-        """Ask torch about the GPUs that the run holds, never in this process; it has imported torch by now.
+        """Ask torch about the leased GPUs, in another process. torch is imported here by now.
 
         Raises:
             InfrastructureError: torch cannot use them.
@@ -216,12 +217,12 @@ class Devices:
             raise InfrastructureError(refusal)
 
     def release(self) -> None:
-        """Give back what is held."""
+        """Release the lease."""
         if self.lease is not None:
             self.lease.release()
 
     def _idle_machine(self) -> Machine:
-        """The machine without our own use of it: a test module may have touched a GPU when it was imported."""
+        """Return the machine without this process's own use: a test module may have touched a GPU at import."""
         machine = self.machine = self.look()
         gpus = tuple(
             msgspec.structs.replace(gpu, processes=tuple(p for p in gpu.processes if p.pid != os.getpid()))
@@ -230,7 +231,7 @@ class Devices:
         return msgspec.structs.replace(machine, gpus=gpus)
 
     def _in_quarantine(self, slots: tuple[Slot, ...]) -> dict[str, Quarantine]:
-        """UUID -> note of the slots that waiting would not bring back."""
+        """Map the UUIDs of slots that waiting would not free to their quarantine notes."""
         if not slots or not self.directory.is_dir():
             return {}
         notes = QuarantineNotes(self.directory).active()
@@ -272,19 +273,19 @@ class Devices:
 
 
 def cpu_share(cores: int, *, gpus: int) -> int:
-    """How many cores worlds on the CPU may have beside worlds on GPUs: at most half, and none that a GPU's rank needs.
+    """Return the number of cores for worlds on the CPU: at most half, and none that a GPU's rank needs.
 
-    GPU time is what costs: its ranks launch kernels, load data and poll the network on cores of their own. Where there
-    are too few for that, worlds on the CPU share one.
+    GPU time is the scarce resource: its ranks need cores to launch kernels, load data and poll the network. With too
+    few cores for that, worlds on the CPU share one.
     """
     return max(1, min(cores // 2, cores - gpus))
 
 
 def _check_options(options: RunOptions) -> None:
-    """Refuse what contradicts itself.
+    """Refuse contradictory options.
 
     Raises:
-        UsageError: it does.
+        UsageError: they contradict each other.
     """
     if emulated_gpus(options.device):
         raise UsageError(
@@ -296,17 +297,17 @@ def _check_options(options: RunOptions) -> None:
 
 
 def variable_of(machine: Machine) -> str:
-    """The variable that says which GPUs of this machine a process sees."""
+    """Return the variable that restricts the GPUs of this machine for a process."""
     return next((accelerator_of(gpu.device) for gpu in machine.gpus), ACCELERATORS[0]).visible
 
 
 def visible_to(slots: tuple[Slot, ...]) -> str:
-    """The value of that variable which shows these slots."""
+    """Return the value of that variable which shows these slots."""
     return ",".join(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu")
 
 
 def name_run(arguments: list[str]) -> str:
-    """How other runs on the host see this one: its command, and its job where it is one."""
+    """Name this run for other runs on the host: its command, and its CI job if there is one."""
     environ = environment()
     job = " ".join(filter(None, map(environ.get, ("GITHUB_REPOSITORY", "GITHUB_JOB", "GITHUB_RUN_ID"))))
     return f"disttest {' '.join(arguments)}" + (f" ({job})" if job else "")

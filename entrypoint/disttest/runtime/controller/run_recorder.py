@@ -1,4 +1,4 @@
-"""Writes what happens into the journal; the only writer while the controller lives."""
+"""Write the events of a run into the journal; the only writer while the controller lives."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from disttest.results.verdict import not_run
 
 
 class RunRecorder(EventWriter):
-    """What happens in a run of this machine, and what it comes to."""
+    """Records the events of a run on this machine, and keeps the counts for its end."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal)
         self.false_greens: list[str] = []
-        """Tests that are red here and that torch's own harness would have passed."""
+        """Failed tests that torch's own harness would have passed."""
         self.vacuous: list[str] = []
-        """Tests of which no rank would run here, which torch's own harness passes."""
+        """Tests without any rank on this machine, which torch's own harness passes."""
         self.flaky: dict[str, str] = {}
-        """Tests that passed only when they were tried again, each with a line that says why they had failed."""
+        """Tests that passed only after a retry, each with a line about the earlier failure."""
         self.started: RunStarted | None = None
         self.worlds = 0
-        """Worlds that were started; processes of ordinary tests are none."""
+        """Number of started worlds; processes of ordinary tests do not count."""
         # Tests without a result, in order.
         self._owed: dict[str, None] = {}
         self.has_failures = False
-        """Whether any attempt has failed: what was told of it names its logs."""
+        """Whether any attempt has failed: its messages name log files."""
         self._ran = False
         self._not_run = 0
         self._failed: dict[str, TestResult] = {}
@@ -52,7 +52,7 @@ class RunRecorder(EventWriter):
         shard: int | None = None,
         invocation: Invocation | None = None,
     ) -> None:
-        """The controller is up."""
+        """Record the start of the run."""
         self.started = RunStarted(
             at_s=self.now(),
             run_id=run_id,
@@ -69,21 +69,21 @@ class RunRecorder(EventWriter):
         self.event(self.started)
 
     def collected(self, test: TestCase) -> None:
-        """A test is owed a result."""
+        """Record a test that must get a result."""
         self._owed[test.nodeid] = None
         self.event(TestCollected(at_s=self.now(), test=test))
 
     def collection_failed(self, nodeid: str, message: str) -> None:
-        """A file could not be collected."""
+        """Record a file that could not be collected."""
         self.event(CollectionFailed(at_s=self.now(), nodeid=nodeid, message=message))
 
     def world_started(self, world_id: str, shape: WorldShape, slots: Sequence[str], pid: int = 0) -> None:
-        """A world holds slots."""
+        """Record a world that holds slots."""
         self.worlds += shape != ALONE
         super().world_started(world_id, shape, slots, pid)
 
     def test_finished(self, result: TestResult, *, again: bool = False) -> None:
-        """An attempt was judged; ``again``: there will be another one."""
+        """Record the result of an attempt; ``again`` says that another one follows."""
         super().test_finished(result, again=again)
         self._note_flaky(result)
         self._owed.pop(result.nodeid, None)
@@ -96,7 +96,7 @@ class RunRecorder(EventWriter):
             self.vacuous.append(result.nodeid)
 
     def not_run(self, reason: str) -> None:
-        """The run ends as its user wanted (``-x``): what has no result was not run, and nobody is to blame."""
+        """Record tests without a result as not run, because the user ended the run (``-x``)."""
         for nodeid in tuple(self._owed):
             self.test_finished(not_run(nodeid, reason, at_s=self.now()))
 
@@ -106,7 +106,8 @@ class RunRecorder(EventWriter):
         if result.outcome.is_bad:
             known = self._failed.setdefault(result.nodeid, result)
             if result.cause is Cause.INFRASTRUCTURE and known.attempt == result.attempt:
-                del self._failed[result.nodeid]  # the machine's failure, not the test's
+                # The failure was the machine's, not the test's.
+                del self._failed[result.nodeid]
         elif first is not None and first.attempt < result.attempt:
             self.flaky[result.nodeid] = (
                 f"{result.nodeid}: passed at attempt {result.attempt}; attempt {first.attempt}: {first.message}"
@@ -114,11 +115,11 @@ class RunRecorder(EventWriter):
 
     @property
     def nothing_ran(self) -> bool:
-        """Whether tests were to run and none has been called, skips aside."""
+        """Whether tests were scheduled and none was called, apart from skips."""
         return bool(self._not_run) and not self._ran
 
     def run_finished(self, exit_code: int, reason: str = "") -> None:
-        """The last word."""
+        """Record the end of the run."""
         if self.false_greens:
             count = len(self.false_greens)
             self.noted(

@@ -1,4 +1,4 @@
-"""One pytest session as disttest sees it: what was asked, what was collected, where its journal is."""
+"""State of one pytest session: its options, the collected tests, the journal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _INHERITED = pytest.StashKey[ResultsDirectory]()
 
 
 def inherit_results(config: pytest.Config) -> None:
-    """Hold the results directory that the command has claimed, before anything can be started that would hold it too."""
+    """Take over the lock of the results directory before any process starts that would hold it too."""
     known = config.known_args_namespace
     if known.disttest_claim is not None:
         os.set_inheritable(known.disttest_journal, False)
@@ -78,14 +78,14 @@ class TestSelection(Frozen):
     kept: frozenset[str]
     """Node ids."""
     notes: tuple[tuple[str, str], ...] = ()
-    """Node ids, and what the report says of each."""
+    """Node id and note for the report."""
 
 
 class RunSession:
-    """The state between hooks; one per pytest configuration.
+    """State between hooks; one for each pytest configuration.
 
     Raises:
-        pytest.UsageError: an option makes no sense.
+        pytest.UsageError: an option is invalid.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -98,9 +98,9 @@ class RunSession:
         masker.hide(self.options.mask)
         self.rank_order = rank_order(config)
         self.said: list[str] = []
-        # What the terminal has of it.
+        # Messages that the terminal has shown already.
         self._shown: set[str] = set()
-        # Why this machine's GPUs cannot be used, until a test needs to know.
+        # The reason why the GPUs of this machine cannot be used; raised only if a test needs one.
         self._broken: DisttestError | None = None
         self.devices: Devices | None = None
         host = self.rank_order.host if self.rank_order else foreign_host(config)
@@ -110,7 +110,7 @@ class RunSession:
         self.host = host
         self.pairs: list[tuple[pytest.Item, TestCase]] = []
         self.without_worlds = ""
-        """Said of a green run that has used no world, though its tests have to do with ranks."""
+        """Message for a green run that used no world although its tests are related to ranks."""
         self._no_worlds = NoWorlds()
         config.pluginmanager.register(self._no_worlds, "disttest-no-worlds")
         self.exit_blockers = ExitBlockers()
@@ -120,51 +120,51 @@ class RunSession:
         self.recorder: RunRecorder | None = None
         self._sweep: Sweep | None = None
         self.reason = ""
-        # None where nobody asked for results, or they are somebody else's to keep.
+        # None if no results are wanted, or if another process owns them.
         self._directory: ResultsDirectory | None = None
-        # Where they are then.
+        # Folder of the logs in that case.
         self._kept_logs: Path | None = None
         self._only = only_of(config)
         self._selection_notes: list[tuple[str, str]] = []
         self._part = part_of(config)
-        # Why the shard cannot be run here.
+        # The reason why the shard cannot run here.
         self._refused: DisttestError | None = None
 
     @property
     def deadline_s(self) -> float | None:
-        """When the run must be over, on the monotonic clock."""
+        """End of the run on the monotonic clock."""
         return self.started_s + self.options.deadline if self.options.deadline else None
 
     @property
     def ordinary(self) -> list[tuple[pytest.Item, TestCase]]:
-        """Those of the tests that run in this process."""
+        """Tests that run in this process."""
         return [(item, test) for item, test in self.pairs if is_ordinary(test)]
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """What worlds may sit on; no GPU before the run holds it."""
+        """Slots for worlds; no GPU before the run leases it."""
         return self.devices.slots if self.devices else ()
 
     @property
     def runs_tests(self) -> bool:
-        """Whether this process runs the tests: it is not a rank, and no plugin runs them in another way."""
+        """Whether this process runs tests: it is not a rank, and no plugin runs them in another way."""
         left = plugin_manager().call("disttest_leaves_tests", config=self.config)
         return self.rank_order is None and not left
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        """Take the GPUs of a run of the command before a test module can touch one."""
+        """Lease the GPUs of a supervised run before a test module can touch one."""
         if self._supervised:
             self._take_devices()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """A conftest has been imported, and may have forked."""
+        """End a fork that a conftest made while it was imported."""
         self.leave_if_copy()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember files that could not be collected; they are results too."""
+        """Record files that could not be collected; they are results too."""
         self.leave_if_copy()
         if report.failed:
             self.errors.append((report.nodeid, clean_text(report.longreprtext)))
@@ -173,38 +173,39 @@ class RunSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """The reports of a fork that a test has made are not the run's."""
+        """End a fork that a test made: its reports do not belong to the run."""
         if self._is_recorded:
             leave_as_copy(report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """The summary and the reports are the parent's."""
+        """End a fork here: summary and reports are the parent's."""
         self.leave_if_copy(int(exitstatus))
 
     def leave_if_copy(self, code: int = 0) -> None:
-        """End a fork that a fixture, a hook or an import has made and that came back into pytest."""
+        """End a fork that a fixture, a hook or an import has made and that returned into pytest."""
         if self._is_recorded:
             leave_if_copy(code)
 
     @property
     def _is_recorded(self) -> bool:
-        """Whether this process has results to write, or a rank's to report; in plain pytest without any, a fork stays."""
+        """Whether this process writes results or is a rank; in plain pytest without either, a fork may continue."""
         return bool(self._supervised) or self.recorder is not None or self.rank_order is not None
 
     def worlds_of(self, item: pytest.Item) -> tuple[WantedWorld, ...] | None:
-        """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
+        """Return the worlds of a marked test in this run; None if another harness owns the mark."""
         try:
             return worlds_of(item, self.options, self.host)
         except UsageError as error:
             if not self._asked and not takes_world(item):
-                return None  # installed beside a project that has a mark of this name
+                # disttest is merely installed, and the project uses a mark of this name for something else.
+                return None
             raise UsageError(
                 f"{error}; if it is the mark of another harness, name its folder in foreign-marks of [tool.disttest]"
             ) from None
 
     def needs_ranks(self, item: pytest.Item) -> bool:
-        """Whether processes are started for an item while other tests run in this one: by its marks, or by its class."""
+        """Whether an item needs ranks while other tests run here, because of its marks or its class."""
         try:
             own = own_world(item, self.options, self.host)
         except UsageError as error:
@@ -212,7 +213,7 @@ class RunSession:
         return shape_of(item) is not None or (own is not None and own.kind is not WorldKind.RANKS)
 
     def keep_selected(self, items: list[pytest.Item]) -> None:
-        """Keep the tests that this process was given, and of these what plugins select."""
+        """Keep the tests that were assigned to this process, and of these the ones that plugins select."""
         if self.rank_order is not None:
             return
         if self._only is not None:
@@ -222,7 +223,8 @@ class RunSession:
                 "disttest_select_tests", items=items, describe=self._describe, config=self.config
             )
         except DisttestError as error:
-            self._refused = error  # pytest finishes the collection whatever is raised in it
+            # pytest completes the collection whatever a hook raises.
+            self._refused = error
             items.clear()
             return
         for selection in selections:
@@ -234,10 +236,10 @@ class RunSession:
         items[:] = [item for item in items if item.nodeid in mine]
 
     def take(self, items: list[pytest.Item]) -> None:
-        """Describe what was collected, and open the journal if there is anything to write into it."""
+        """Describe the collected tests, and open the journal if there is anything to record."""
         if self._refused is not None:
             self._end_early(self._refused)
-        # Other projects may use the names of our marks with values that are not valid here.
+        # Other projects may use marks of these names with values that are invalid here.
         if self._asked or any(self.needs_ranks(item) or needed_gpus(item) for item in items):
             self._take(items)
 
@@ -246,7 +248,7 @@ class RunSession:
         _check_names(test.nodeid for _, test in self.pairs)
         if self._broken is not None and any(test.world or needed_gpus(item) for item, test in self.pairs):
             self._end_early(self._broken)
-        # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
+        # Under plain pytest no GPU is leased for tests that need no world.
         shapes = {test.world for _, test in self.pairs if test.world}
         findings = plugin_manager().items(
             "disttest_place_tests", str, pairs=self.pairs, config=self.config, options=self.options
@@ -273,15 +275,15 @@ class RunSession:
             self._open_journal()
 
     def find_hazards(self) -> Hazards:
-        """What is in the way of forking this process, now that everything is imported."""
+        """Name the reasons against forking this process, now that everything is imported."""
         hazards = self.hazard_watch.judge(on_gpus=self.host.device != "cpu")
         trouble = self.devices.fork_trouble if self.devices else ""
         return msgspec.structs.replace(hazards, elsewhere=trouble) if trouble else hazards
 
     def _find_devices(self) -> Devices | None:
-        """What the run computes on; None where tests are only listed, and the GPUs that they would need do not work.
+        """Return the devices of the run; None if tests are only listed and the GPUs that they need do not work.
 
-        Plain pytest goes on without GPUs that do not work: its tests may need none.
+        Plain pytest continues without broken GPUs, because its tests may need none.
         """
         try:
             return Devices(self.options)
@@ -295,12 +297,12 @@ class RunSession:
             return Devices(msgspec.structs.replace(self.options, device="cpu"))
 
     def _takes_gpu(self, pair: tuple[pytest.Item, TestCase]) -> bool:
-        """Whether an ordinary test has said that it uses GPUs, and runs."""
+        """Whether an ordinary test declares GPUs and will run."""
         item, test = pair
         return test.world is None and bool(needed_gpus(item)) and known_skip(item) is None
 
     def timings(self) -> Timings:
-        """What earlier runs took; files that cannot be used are a note each."""
+        """Read durations of earlier runs; each file that cannot be used becomes a note."""
         assert self.recorder is not None
         paths = [Path(path) for path in self.config.getoption("disttest_timings")]
         assert self.devices is not None
@@ -323,7 +325,8 @@ class RunSession:
             self.recorder.not_run(str(session.shouldfail))
         self.without_worlds = self._missing_worlds(self.recorder, exit_code)
         notes = [self.without_worlds] if self.without_worlds else []
-        if self._supervised:  # the supervisor sweeps, concludes and reports
+        # The supervisor cleans up, concludes and reports.
+        if self._supervised:
             try:
                 for note in notes:
                     self.recorder.noted(note)
@@ -345,7 +348,7 @@ class RunSession:
             drop_folder(self._kept_logs)
 
     def stop(self, reason: str) -> None:
-        """A test has ended the run: what has no result was not run, and no machine is to blame."""
+        """End the run on a test's request: tests without a result were not run, and no machine is to blame."""
         self.reason = reason
         if self.recorder is not None:
             self.recorder.not_run(reason)
@@ -362,7 +365,7 @@ class RunSession:
             raise pytest.UsageError(f"disttest: {error}") from None
 
     def _take_devices(self) -> None:
-        """Lease the GPUs of the run; without them it ends here, with a journal that says why."""
+        """Lease the GPUs of the run; if that fails, end the run with a journal that contains the reason."""
         if self.devices is None or not self.runs_tests or self.config.option.collectonly:
             return
         left_s = self.deadline_s - monotonic() if self.deadline_s else math.inf
@@ -373,7 +376,7 @@ class RunSession:
             self._end_early(error)
 
     def _ask_torch(self) -> None:
-        """Ask torch whether it can use what was leased, before any test fails of it."""
+        """Check that torch can use the leased GPUs, before tests fail because it cannot."""
         if self.devices is None or not self.runs_tests or self.config.option.collectonly:
             return
         try:
@@ -382,13 +385,13 @@ class RunSession:
             self._end_early(error)
 
     def _end_early(self, error: DisttestError) -> NoReturn:
-        """End the run before it has a test, with a journal that says why."""
+        """End the run before its first test, with a journal that contains the reason."""
         self._open_journal()
         self.reason = str(error)
         pytest.exit(f"disttest: {error}", returncode=error.exit_code)
 
     def _say(self, message: str) -> None:
-        """Tell the terminal now, and the journal as soon as there is one."""
+        """Print a message now, and record it once the journal is open."""
         self.said.append(message)
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None:
@@ -397,13 +400,13 @@ class RunSession:
             self._shown.add(message)
 
     def _open_journal(self) -> None:
-        # Plain pytest has kept a copy up to here: nothing had been recorded.
+        # Plain pytest has tolerated forks up to here, because nothing was recorded.
         leave_if_copy()
         machine = self.devices.machine if self.devices else detect_machine()
         workplace = self.workplace = self._make_workplace()
         self._sweep = Sweep(lambda: workplace.results)
         journal = Journal(workplace.results / FILE_NAME, fd=self.config.getoption("disttest_journal"))
-        # What the command was asked is its record already.
+        # The command has recorded its own options already.
         started = next(journal.events(), None)
         recorder = self.recorder = RunRecorder(journal)
         recorder.run_started(
@@ -449,7 +452,7 @@ class RunSession:
         return Workplace(home=Home(path=str(results)), scratch=scratch)
 
     def _take_directory(self) -> ResultsDirectory | None:
-        """The results directory of this run: the command's, or one that is claimed here."""
+        """Return the results directory: the command's, or one that is claimed here."""
         if self.options.results is None:
             return None
         inherited = self.config.stash.get(_INHERITED, None)
@@ -457,7 +460,7 @@ class RunSession:
 
 
 def _check_names(nodeids: Iterable[str]) -> None:
-    """Two tests whose names are equal once values are hidden would be one in every report."""
+    """Refuse tests whose names are equal after masking: every report would merge them."""
     if not masker.active:
         return
     names = Counter(map(masker.text, nodeids))
@@ -470,4 +473,4 @@ def _check_names(nodeids: Iterable[str]) -> None:
 
 
 RUN = pytest.StashKey[RunSession]()
-"""The session of pytest's configuration."""
+"""The session of a pytest configuration."""

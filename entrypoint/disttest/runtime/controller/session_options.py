@@ -1,4 +1,4 @@
-"""What this pytest session was asked: by its user, by the command that started it, or by the client of a cluster."""
+"""Options of a pytest session: from its user, from the command that started it, or from the client of a cluster."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
 from disttest.safe_open import read_input
 
 INTERNAL_SWITCHES = ("--disttest-failed-first", "--disttest-cpu-steps", "--disttest-told")
-"""What only the command gives, and takes no value."""
-# What only the command gives, which has read the project's file for its processes.
+"""Options without a value that only the command passes."""
+# Options that only the command passes, which has read the project's file for its processes.
 _TOLD = ("supervised", "rank", "told")
 
 
@@ -35,9 +35,9 @@ ASKED = pytest.StashKey[bool]()
 
 
 def has_asked(config: pytest.Config) -> bool:
-    """Whether anybody wants something of disttest, by the command or an option, or it is merely installed.
+    """Whether the user asked for disttest by command or option, as opposed to having it installed.
 
-    Before the configuration is read; what makes no sense is an error later.
+    Called before the configuration is read; invalid values become errors later.
     """
     known = config.known_args_namespace
     if any(getattr(known, f"disttest_{told}") for told in _TOLD):
@@ -51,7 +51,7 @@ def has_asked(config: pytest.Config) -> bool:
 
 
 def _flags_of(config: pytest.Config) -> dict[str, str | None]:
-    """What plain pytest was given, on its command line or by the project; the command has read both for its processes."""
+    """Return the flags of plain pytest and the project; the command has read both for its processes."""
     flags = {option.field: config.getoption(f"disttest_{option.field}", None) for option in RUN_OPTIONS}
     if any(config.getoption(f"disttest_{told}") for told in _TOLD):
         return flags
@@ -59,7 +59,7 @@ def _flags_of(config: pytest.Config) -> dict[str, str | None]:
 
 
 def invocation_of(config: pytest.Config) -> Invocation:
-    """What plain pytest was asked."""
+    """Describe the invocation of plain pytest."""
     asked = config.invocation_params
     positional = config.getoption("file_or_dir") or ()
     return Invocation(
@@ -73,7 +73,7 @@ def invocation_of(config: pytest.Config) -> Invocation:
 
 
 def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
-    """Arguments for pytest without the plugin's own, whose values may stand in the next word."""
+    """Remove the plugin's own arguments, whose values may be the next word."""
     words = iter(spell_out(tuple(arguments), PLUGIN_SWITCHES))
     for word in words:
         if not word.startswith("--disttest-"):
@@ -83,10 +83,10 @@ def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
 
 
 def options_of(config: pytest.Config) -> RunOptions:
-    """The options of the run.
+    """Resolve the options of the run.
 
     Raises:
-        pytest.UsageError: one makes no sense.
+        pytest.UsageError: an option is invalid.
     """
     try:
         options = resolve_options(_flags_of(config))
@@ -96,14 +96,14 @@ def options_of(config: pytest.Config) -> RunOptions:
 
 
 OPTIONS = pytest.StashKey[RunOptions]()
-"""Of a pytest configuration: the options of its run."""
+"""The options of the run of a pytest configuration."""
 
 
 def with_plugins(options: RunOptions, config: pytest.Config) -> RunOptions:
-    """The options, as plugins change them.
+    """Let plugins change the options.
 
     Raises:
-        pytest.UsageError: a plugin cannot do as it was asked.
+        pytest.UsageError: a plugin cannot do what the options ask.
     """
     try:
         changed = plugin_manager().mapping("disttest_set_options", object, config=config, options=options)
@@ -113,10 +113,10 @@ def with_plugins(options: RunOptions, config: pytest.Config) -> RunOptions:
 
 
 def check_reports(config: pytest.Config) -> None:
-    """Ranks send their reports by way of pytest's own plugin.
+    """Require pytest's ``reports`` plugin, which ranks use to send their reports.
 
     Raises:
-        pytest.UsageError: it is switched off.
+        pytest.UsageError: the plugin is switched off.
     """
     if not config.pluginmanager.hasplugin("reports"):
         raise pytest.UsageError(
@@ -125,19 +125,19 @@ def check_reports(config: pytest.Config) -> None:
 
 
 def rank_order(config: pytest.Config) -> InterpreterOrder | ParentOrder | None:
-    """What this process collects for: the world that it is one rank of, or the worlds that are forked from it; else None."""
+    """Return the order of a process that collects for a rank or for forked worlds; None otherwise."""
     path = config.getoption("disttest_rank")
     return read_order(Path(path)) if path else None
 
 
 def foreign_host(config: pytest.Config) -> TargetHost | None:
-    """The machine to collect for, where that is not this one: a node of a cluster."""
+    """Return the machine to collect for if it is another one: a node of a cluster."""
     text = config.getoption("disttest_collect_for")
     return msgspec.json.decode(text, type=TargetHost) if text else None
 
 
 def host_in_order(options: RunOptions) -> TargetHost:
-    """This machine, were its GPUs in order; how many it would have is not known unless somebody has said it."""
+    """Describe this machine as if its GPUs worked; their number is a guess unless an option states it."""
     share = options.gpus
     gpus = share.count or len(share.names) or options.slots or MOST_GPUS
     return TargetHost(
@@ -148,22 +148,22 @@ def host_in_order(options: RunOptions) -> TargetHost:
 
 
 def only_of(config: pytest.Config) -> frozenset[str] | None:
-    """The tests that a job was given of all that its targets have."""
+    """Return the tests assigned to a job, out of all tests of its targets."""
     path = config.getoption("disttest_only")
     return frozenset(msgspec.json.decode(read_input(path), type=tuple[str, ...])) if path else None
 
 
 def part_of(config: pytest.Config) -> RunPart | None:
-    """Which part of a divided run this is; None for a whole run."""
+    """Return the part of a divided run; None for a whole run."""
     plan_id, _, shard = (config.getoption("disttest_part") or "").partition(":")
     return RunPart(plan_id=plan_id, shard=int(shard)) if shard else None
 
 
 def claim_results(path: Path) -> ResultsDirectory:
-    """Take a results directory for plain pytest, which has no command that has done so.
+    """Claim a results directory for plain pytest, which has no command that does it.
 
     Raises:
-        pytest.UsageError: it is another run's, or holds foreign files.
+        pytest.UsageError: the directory belongs to another run, or contains foreign files.
     """
     try:
         return claim(path)

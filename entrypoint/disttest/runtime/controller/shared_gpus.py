@@ -1,4 +1,4 @@
-"""Worlds with more ranks than GPUs: the environment of their ranks, and the MPS daemon that serves them."""
+"""Worlds with more ranks than GPUs: the environment of their ranks, and their MPS daemon."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _BLOCKS = 8
 
 
 class SharedGpus:
-    """The shared GPUs of one run. Nothing is started before a world shares a GPU."""
+    """The shared GPUs of one run. No daemon starts before a world shares a GPU."""
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         """Prepare.
 
         Args:
-            folder: for the pipes and logs of MPS daemons.
-            note: takes a sentence for the reports.
+            folder: folder for the pipes and logs of MPS daemons.
+            note: receives a sentence for the reports.
         """
         self._folder = folder
         self._note = note
@@ -38,7 +38,7 @@ class SharedGpus:
         self._without = False
 
     def variables(self, batch: Batch, slots: tuple[Slot, ...]) -> dict[str, str]:
-        """Environment of the ranks of a world on these slots; empty if they share no GPU."""
+        """Return the environment of a world's ranks on these slots; empty if they share no GPU."""
         if not shares_gpus(batch, slots):
             return {}
         backend = backend_named(batch.shape.backend)
@@ -53,7 +53,7 @@ class SharedGpus:
         return variables
 
     def world_ended(self, batch: Batch, slots: tuple[Slot, ...], *, well: bool) -> None:
-        """Take note that a world is gone.
+        """Handle the end of a world.
 
         A client that is killed in a kernel leaves its MPS server unable to serve others for seconds
         (``cudaErrorDevicesUnavailable``), so the next world gets a new daemon.
@@ -62,13 +62,13 @@ class SharedGpus:
             self.close()
 
     def judged(self, batch: Batch, slots: tuple[Slot, ...], *, good: bool) -> None:
-        """Take note of the result of a test."""
+        """Handle the result of a test."""
         if shares_gpus(batch, slots):
             self._tests += 1
             self._spoiled |= not good
 
     def finish(self) -> None:
-        """End the daemon, and note what the tests on shared GPUs do not show."""
+        """End the daemon, and note the limits of tests on shared GPUs."""
         self.close()
         if self._tests:
             self._note(
@@ -84,7 +84,7 @@ class SharedGpus:
             self._daemon = None
 
     def _mps(self) -> dict[str, str] | None:
-        """Variables of an MPS client; None where there is no MPS."""
+        """Return the variables of an MPS client; None if MPS cannot be used."""
         if self._without:
             return None
         if self._daemon is not None and self._daemon.lives:
@@ -107,6 +107,6 @@ class SharedGpus:
 
 
 def shares_gpus(batch: Batch, slots: tuple[Slot, ...]) -> bool:
-    """Whether several ranks of a world on these slots compute on one GPU."""
+    """Whether several ranks of a world on these slots share a GPU."""
     ranks = batch.shape.size if batch.shape.device != CPU and not batch.shares else 0
     return bool(slots) and ranks > len(slots)

@@ -1,7 +1,8 @@
-"""Slots beyond the processors, lent while these are idle: worlds on the CPU often sleep, or wait for each other.
+"""Extra slots, lent while processors are idle: worlds on the CPU often sleep or wait for each other.
 
-One more world starts where processors' worth of time is left over; nothing more starts as soon as there is not. What
-runs is never stopped, and slots that the user has counted (``--slots``) are not added to.
+A fixed number of slots for each processor suits no suite: one computes, another sleeps. The idle time and the pressure
+of the whole machine are measured, so that load of other programs counts too. Running worlds are never stopped, and
+slots counted by the user (``--slots``) are not extended.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from disttest.planning.schedule import Scheduler
 from disttest.runtime.controller.world_pool import LiveWorld
 
 MOST = 8
-"""Slots that are lent for each processor, at most: a world also costs memory and processes."""
+"""Maximum number of slots lent for each processor: a world also costs memory and processes."""
 IDLE = 0.5
-"""Processors that have to be idle before a slot is lent."""
+"""Processors that must be idle before a slot is lent."""
 LEFT = 0.25
-"""Processors that are to be idle still when worlds like those that run are on the slots that are lent."""
+"""Processors that must stay idle if the lent slots get worlds like the running ones."""
 LEAST_USE = 0.05
-"""Processors that a slot is taken to use at least, whatever those use that run now."""
+"""Minimum use of processors assumed for a slot, whatever the running ones use."""
 STALLED = 0.5
-"""No slot is lent where more of the time somebody had to wait for a processor."""
+"""Share of time in which some task waited for a processor; above it no slot is lent."""
 WANTED = Idleness(idle=0.25, stalled=0.6)
-"""With less left over and more waiting than that, slots that are free are taken back."""
+"""Below this idle time and above this waiting time, free slots are taken back."""
 MEMORY_LEFT = 0.25
-"""Share of the machine's memory that stays available."""
+"""Share of the machine's memory that must stay available."""
 LIMIT_USED = 0.25
-"""Share of a test's time limit; nothing joins a test that has used more of it."""
+"""Share of a test's time limit; no world joins a test that has used more of it."""
 
 
 class SpareSlots:
-    """Lends slots of the CPU to the scheduler of one run."""
+    """Lends CPU slots to the scheduler of one run."""
 
     def __init__(
         self, scheduler: Scheduler, machine: Machine, own: int, look: Callable[[], Idleness]
     ) -> None:
-        """Begin to look.
+        """Start measuring.
 
         Args:
-            scheduler: who uses them.
-            machine: whose processors they are.
-            own: how many slots the run has anyway; spare ones are numbered behind them.
-            look: tells how idle the processors were since it was called last.
+            scheduler: the scheduler that uses the slots.
+            machine: the machine with the processors.
+            own: number of regular slots; extra ones are numbered after them.
+            look: returns how idle the processors were since the previous call.
         """
         self._scheduler = scheduler
         self._spare = machine.slots("cpu", own + MOST * machine.cpus)[own:]
@@ -60,16 +61,16 @@ class SpareSlots:
 
     @property
     def count(self) -> int:
-        """How many may be lent at the most."""
+        """Maximum number of slots that may be lent."""
         return len(self._spare)
 
     @property
     def wait_s(self) -> float:
-        """How long until the next look; infinite while nothing waits for a slot."""
+        """Seconds until the next look; infinite while no batch waits for a slot."""
         return max(0.0, self._next_s - monotonic()) if self._scheduler.narrowest else math.inf
 
     def advance(self, running: Iterable[LiveWorld]) -> None:
-        """Look, if it is time, and lend or take back."""
+        """Look if it is due, and lend or take back slots."""
         now_s = monotonic()
         if now_s < self._next_s:
             return
@@ -78,6 +79,8 @@ class SpareSlots:
         if has_used_its_time(running, now_s):
             self._keep(0)
         elif is_wanted(seen):
+            # Half at each look: taking back all after one busy quarter of a second left the machine half idle for
+            # the next two (torch's 285 tests on two processors: 22 s, and 17 s this way).
             self._keep(self._lent // 2)
         elif (narrowest := self._scheduler.narrowest) and is_room(seen) and has_memory():
             used = sum(len(world.slots) for world in running)
@@ -87,23 +90,23 @@ class SpareSlots:
             self._lent += len(more)
 
     def _keep(self, count: int) -> None:
-        """Take back all but so many."""
+        """Take back all but ``count`` slots."""
         self._scheduler.recall(self._spare[count : self._lent])
         self._lent = count
 
 
 def is_room(seen: Idleness) -> bool:
-    """Whether the processors would not notice another world."""
+    """Whether the processors have room for another world."""
     return seen.idle >= IDLE and seen.stalled < STALLED
 
 
 def room_for(seen: Idleness, used: int, processors: int) -> int:
-    """How many more slots the processors have room for, if they use as much as the others do; no more than these at once.
+    """Return how many more slots the processors have room for at the average use; at most as many as are in use.
 
     Args:
-        seen: how idle the processors are.
-        used: slots of worlds that run.
-        processors: of the machine.
+        seen: idleness of the processors.
+        used: slots of running worlds.
+        processors: processors of the machine.
     """
     if not used:
         return math.floor(seen.idle + 1 - IDLE)
@@ -112,18 +115,18 @@ def room_for(seen: Idleness, used: int, processors: int) -> int:
 
 
 def is_wanted(seen: Idleness) -> bool:
-    """Whether others, or the run's own worlds, need the processors."""
+    """Whether other programs, or the run's own worlds, need the processors."""
     return seen.idle < WANTED.idle and seen.stalled >= WANTED.stalled
 
 
 def has_memory() -> bool:
-    """Whether there is memory for it."""
+    """Whether enough memory is available."""
     memory = psutil.virtual_memory()
     return memory.available >= MEMORY_LEFT * memory.total
 
 
 def has_used_its_time(running: Iterable[LiveWorld], now_s: float) -> bool:
-    """Whether a test runs that has used so much of its limit that it should have the processors for itself."""
+    """Whether a running test has used so much of its time limit that no world should join it."""
     return any(
         world.begun is not None and now_s - world.began_s > LIMIT_USED * world.begun.timeout_s
         for world in running
@@ -134,9 +137,9 @@ def may_lend(machine: Machine, slots: tuple[Slot, ...], *, counted: bool) -> boo
     """Whether a run may use more slots than it has.
 
     Args:
-        machine: it must be whole; what is idle within the limits of a cgroup cannot be seen.
-        slots: of the run.
-        counted: whether the user has said how many.
+        machine: the machine, which must be whole: idleness within the limits of a cgroup cannot be measured.
+        slots: slots of the run.
+        counted: whether the user set their number.
     """
     limits = machine.limits
     whole = machine.cpu.quota is None and limits.memory >= limits.memory_total

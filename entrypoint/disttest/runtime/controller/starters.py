@@ -1,4 +1,4 @@
-"""The two ways to start a rank: fork this process, or (where that is unsafe) a fresh interpreter."""
+"""Two ways to start a rank: fork this process or, where that is unsafe, start a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from disttest.runtime.rank.rank import serve
 from disttest.runtime.rank.rank_spec import RankSpec
 
 ProcessMain = Callable[[RankSpec, Channel, pytest.Session, Mapping[str, pytest.Item]], None]
-"""The life of a process that a world has started, with the tests that it may be told to run; it never returns."""
+"""Main function of a process that a world has started, with the tests that it may run; it never returns."""
 
 
 class ForkStarter:
@@ -38,7 +38,7 @@ class ForkStarter:
         self._items = items
 
     def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
-        """Fork; the child closes what is not its own and serves."""
+        """Fork; the child closes descriptors that belong to others, and serves."""
 
         def main() -> None:
             for fd in close:
@@ -49,7 +49,7 @@ class ForkStarter:
 
 
 def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
-    """Be what the world asks for: a rank, the main process of tests that start theirs, or an ordinary one. Never returns."""
+    """Become the process that the world asks for: a rank, a main process or an isolated one. Never returns."""
     if words := plugins_differ(
         spec.settings.plugins, plugin_manager().identity, "this process", "the command"
     ):
@@ -62,17 +62,17 @@ def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mappi
 
 
 def _leave_with(words: str, spec: RankSpec) -> NoReturn:
-    """End this process, which has no log of its own yet."""
+    """End this process, which has no log yet."""
     os.write(append_to(spec.log), f"disttest: {words}\n".encode())
     leave(ExitCode.INTERNAL)
 
 
 def be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence[tuple[str, str]]) -> None:
-    """Serve with what this process has collected by itself, or leave with what it could not. Never returns.
+    """Serve the tests that this process has collected, or exit if it could not. Never returns.
 
     Args:
-        session: the one that has collected.
-        order: what this process was told.
+        session: the session that has collected.
+        order: order of this process.
         errors: node id and message of each file that could not be collected.
     """
     if errors:
@@ -86,7 +86,7 @@ def be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence
 
 
 class InterpreterStarter:
-    """Starts a rank as ``python -m pytest``, which collects the files that it needs and nothing else."""
+    """Starts a rank as ``python -m pytest``, which collects only the files that it needs."""
 
     def __init__(self, arguments: Sequence[str], modules: Sequence[str], host: TargetHost) -> None:
         self._arguments = tuple(arguments)
@@ -94,9 +94,10 @@ class InterpreterStarter:
         self._host = host
 
     def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
-        """Spawn; the descriptors that are not its own are not inherited."""
+        """Spawn; descriptors that belong to others are not inherited."""
         del close
-        use_cuda_freely()  # what keeps a process forkable is not inherited
+        # A new interpreter does not inherit the restrictions that keep this process forkable.
+        use_cuda_freely()
         order = InterpreterOrder(
             spec=spec, channel_fd=channel.fileno(), modules=self._modules, host=self._host
         )
@@ -112,7 +113,7 @@ class InterpreterStarter:
             return spawn_child(
                 argv,
                 extra_env={
-                    # Not what only ranks have: a fork has imported its tests without it, and verdicts must not differ.
+                    # Without the variables of ranks: a fork imports its tests without them too, and verdicts must not differ.
                     **spec.machine_environment(),
                     "PYTHONPATH": _import_path(),
                     **hash_seed(spec.settings.seed),
@@ -126,6 +127,6 @@ class InterpreterStarter:
 
 
 def _import_path() -> str:
-    """Where this very package is found, whatever the working directory has become, before what the user has set."""
+    """Put this package first on the import path, whatever the working directory, before the user's own path."""
     ours = str(Path(disttest.__file__).parents[1])
     return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251

@@ -1,4 +1,4 @@
-"""The machine that tests are collected for: which worlds it has room for, and where their ranks compute."""
+"""The machine for which tests are collected: which worlds fit on it, and where their ranks compute."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ from disttest.planning.backends import (
 _CPU_SIZES = (1, 2, 4)
 _GPU_SIZES = (1, 2, 4, 8)
 MOST_GPUS = _GPU_SIZES[-1]
-"""GPUs of a runner of which nothing else is known."""
+"""Number of GPUs assumed for a runner of which nothing else is known."""
 
 
 class TargetHost(Frozen):
-    """What the collection needs to know of the machine."""
+    """Properties of the machine that collection needs."""
 
     gpus: int
-    """GPUs (or MIG slices) of this run."""
+    """Number of GPUs (or MIG slices) of this run."""
     device: str
     """``cpu`` or ``cuda``: where ranks compute in this run."""
     ranks_per_gpu: int = 1
-    """Ranks of one world that may share a GPU."""
+    """Maximum number of ranks of one world on a GPU."""
     pool: int = 1
-    """Machines like this one that a world may span."""
+    """Number of machines like this one that a world may span."""
     nodes: int = 1
-    """Over how many of them a world is spread that does not say so itself."""
+    """Number of machines for a world that sets none."""
     slices: bool = False
-    """The GPUs are MIG slices, which NCCL refuses."""
+    """Whether the GPUs are MIG slices, which NCCL refuses."""
     gloo_on_cpu: bool = False
-    """The GPUs are NCCL's in this run: worlds on gloo compute on the CPU beside them."""
+    """Whether the GPUs belong to NCCL in this run, so that worlds on gloo compute on the CPU."""
 
     def default_backend(self, device: str = "") -> str:
-        """The best backend for a device, by default that of the run."""
+        """Return the best backend for a device, by default the device of the run."""
         return default_backend(device or self.device, slices=self.slices)
 
     def default_sizes(self, device: str = "") -> tuple[int, ...]:
-        """World sizes of a run that names none: those that fit, times the machines that a world is spread over."""
+        """Return the world sizes of a run that sets none: those that fit, times the machines of a world."""
         sizes: tuple[int, ...] = _CPU_SIZES
         if is_accelerator(device or self.device) and self.gpus:
             sizes = tuple(size for size in _GPU_SIZES if size <= self.gpus * self.ranks_per_gpu)
         return tuple(size * self.nodes for size in sizes)
 
     def device_for(self, backend: str) -> str:
-        """Where ranks on a backend compute, unless their test says it."""
+        """Return where ranks on a backend compute, unless their test says it."""
         if self.gloo_on_cpu and backend == ANY_CPU_BACKEND:
             return CPU
         devices = backend_named(backend).devices or _registered_devices(backend)
         return CPU if devices and self.device not in devices and CPU in devices else self.device
 
     def refusal(self, shape: WorldShape) -> str:
-        """Why a world of this shape cannot run here; empty when it can."""
+        """Explain why a world of this shape cannot run here; empty if it can."""
         if shape.nodes > self.pool:
             found = "this machine is one" if self.pool == 1 else f"this pool has {self.pool}"
             return f"needs {shape.nodes} nodes for {shape}, {found}: run it with --launcher slurm (or kubernetes) --nodes N"
@@ -74,7 +74,7 @@ class TargetHost(Frozen):
         return ""
 
     def _sharing_refusal(self, shape: WorldShape, backend: Backend) -> str:
-        """Why a world with more ranks than GPUs cannot run here; empty if its ranks may share them."""
+        """Explain why a world with more ranks than GPUs cannot run here; empty if its ranks may share them."""
         if shape.nodes > 1:
             return f"needs {shape.ranks_per_node} GPUs on each node for {shape}, they have {self.gpus}"
         needed = f"needs {shape.size} GPUs for {shape}, this machine has {self.gpus}"
@@ -97,17 +97,17 @@ class TargetHost(Frozen):
 def host_of_nodes(
     *, gpus: int, pool: int, nodes: int, options: RunOptions, scheduler: str = ""
 ) -> TargetHost:
-    """The machine that tests are collected for if nodes of a scheduler run them.
+    """Return the machine for which tests are collected if nodes of a scheduler run them.
 
     Args:
         gpus: GPUs of a node.
-        pool: nodes that there are.
-        nodes: over how many a world is spread that does not say so itself.
-        options: of the run.
-        scheduler: its name for messages.
+        pool: number of nodes.
+        nodes: number of nodes for a world that sets none.
+        options: options of the run.
+        scheduler: name of the scheduler for messages.
 
     Raises:
-        NotEnoughDevices: worlds are to span more nodes than there are.
+        NotEnoughDevices: worlds would span more nodes than exist.
     """
     if nodes > pool:
         raise NotEnoughDevices(
@@ -119,6 +119,6 @@ def host_of_nodes(
 
 
 def _registered_devices(backend: str) -> tuple[str, ...]:
-    """The device types that a backend was registered with at run time; empty where torch does not know it, or is not here."""
+    """Return the device types with which a backend was registered; empty if torch does not know it or is missing."""
     dist = sys.modules.get("torch.distributed")
     return tuple(dist.Backend.backend_capability.get(backend, ())) if dist and dist.is_available() else ()

@@ -1,4 +1,4 @@
-"""What stands at the end of pytest's own terminal: what a count alone would not tell."""
+"""Lines at the end of pytest's own terminal output that explain its counts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from disttest.runtime.controller.run_recorder import RunRecorder
 
 
 def write_end(reporter: TerminalReporter, recorder: RunRecorder, *, without_worlds: str) -> None:
-    """Which tests are flaky, which are red here that torch's own harness would have passed, and which it passes vacuously.
+    """List flaky tests, failed tests that torch's harness would have passed, and tests that it passes vacuously.
 
     Args:
-        reporter: pytest's.
-        recorder: of the run.
-        without_worlds: what is said of a green run that has used no world; empty for any other.
+        reporter: pytest's terminal reporter.
+        recorder: recorder of the run.
+        without_worlds: message for a green run that used no world; empty for any other run.
     """
     if recorder.nothing_ran:
         reporter.line(f"disttest: {NOT_RUN}", yellow=True)

@@ -1,7 +1,7 @@
-"""Time limits of ordinary tests in the pytest process: what can be interrupted there fails at its limit, and the run goes on.
+"""Time limits of ordinary tests in the pytest process: an interruptible test fails at its limit, and the run continues.
 
-A signal does it, so that the test's own stack is its traceback. A call of C that ignores signals lasts until the run's
-deadline; contained tests are ended whatever they do.
+A signal enforces the limit, so the test's own stack is its traceback; it interrupts nearly every hang and costs
+nothing. A C call that ignores signals lasts until the deadline of the run; isolated tests are ended in any case.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ _signal, _getsignal, _setitimer, _getitimer = (
 
 
 class TimeLimits:
-    """A pytest plugin; set-up and call of a test share its limit, and tear-down has one of its own."""
+    """A pytest plugin; set-up and call of a test share its limit, and tear-down has another one."""
 
     def __init__(self, tests: dict[str, TestCase], *, asked: bool) -> None:
-        """Keep the limits of these tests.
+        """Enforce the limits of these tests.
 
         Args:
-            tests: by node id.
-            asked: a limit was given for the whole run, which counts more than another plugin's.
+            tests: tests by node id.
+            asked: whether a limit was set for the whole run, which takes precedence over another plugin's.
         """
         self._tests = tests
         self._asked = asked
         self._began_s = 0.0
-        # Why the phase that has just run has failed, whatever came of it; empty if it ended before its limit.
+        # The reason why the last phase failed, whatever its outcome; empty if it ended before its limit.
         self._reached = ""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        """The time begins."""
+        """Start the time."""
         self._began_s = monotonic()
         with self._limited(item, "setup"):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """The time goes on."""
+        """Limit the call to the remaining time."""
         with self._limited(item, "call"):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
-        """What cleans up after a time-out needs time."""
+        """Restart the time: clean-up after a timeout needs some."""
         self._began_s = monotonic()
         with self._limited(item, "teardown"):
             return (yield)
@@ -72,9 +72,9 @@ class TimeLimits:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Limit the rendering of a failure, which calls ``repr()`` of the test's objects, and fail what reached its limit.
+        """Limit the rendering of a failure, which calls ``repr()`` on the test's objects.
 
-        A phase that reached its limit has failed, even if the test caught what was raised there, or skipped afterwards.
+        A phase that reached its limit has failed, even if the test caught the exception, or skipped afterwards.
         """
         reached, self._reached = self._reached, ""
         error = raised_in(item, call)
@@ -94,7 +94,7 @@ class TimeLimits:
         if test is None or test.timeout_s >= NO_LIMIT_S or self._is_of_another(item) or _is_in_use():
             yield
             return
-        # What fixtures have started is theirs to end.
+        # Processes that fixtures started are theirs to end.
         before_call = started_children() if phase == "call" else None
         message = f"timed out after {test.timeout_s:g} s in {phase}"
 
@@ -114,9 +114,10 @@ class TimeLimits:
 
         before = _signal(signal.SIGALRM, interrupt)
         first_s = max(RENDERING_LEAST_S, min(left_s(), RENDERING_S)) if renders else left_s()
-        # Again and again while a report is rendered: the traceback module swallows whatever is raised in a str().
+        # Repeated while a report is rendered: the traceback module swallows exceptions raised in a str().
         again_s = RENDERING_NEXT_S if renders else 0.0
-        _setitimer(signal.ITIMER_REAL, max(1e-6, first_s), again_s)  # 0 would mean never
+        # Zero would disable the timer.
+        _setitimer(signal.ITIMER_REAL, max(1e-6, first_s), again_s)
         try:
             yield
         finally:
@@ -126,27 +127,27 @@ class TimeLimits:
                 self._reached = f"{message}; SIGALRM, which ends a test there, was replaced or blocked"
 
     def _is_of_another(self, item: pytest.Item) -> bool:
-        """Whether pytest-timeout keeps the limit."""
+        """Whether pytest-timeout enforces the limit."""
         if not item.config.pluginmanager.hasplugin("timeout"):
             return False
         return not self._asked or closest_mark(item, "timeout") is not None
 
 
 class _RenderingTookTooLong(KeyboardInterrupt):
-    """Raised in the middle of a ``repr()`` or ``str()``; of this kind, since saferepr swallows all others."""
+    """Raised in the middle of a ``repr()`` or ``str()``. A KeyboardInterrupt, since saferepr swallows all others."""
 
 
 def _failed_at_limit(report: pytest.TestReport, reached: str) -> pytest.TestReport:
-    """The report of a phase as it is, or as a failure if the phase reached its limit."""
+    """Return the report of a phase, turned into a failure if the phase reached its limit."""
     if reached and not report.failed:
         report.outcome, report.longrepr = "failed", reached
-        # pytest reports a failure with this attribute as an expected one.
+        # pytest counts a failure with this attribute as an expected one.
         vars(report).pop("wasxfail", None)
     return report
 
 
 def _unrendered(item: pytest.Item, call: pytest.CallInfo[None], error: BaseException) -> pytest.TestReport:
-    """The report of a failure without any value of the test."""
+    """Build the report of a failure without any value of the test."""
     raised = describe_raised(error)
     report = pytest.TestReport(
         nodeid=item.nodeid,
@@ -166,14 +167,17 @@ def _unrendered(item: pytest.Item, call: pytest.CallInfo[None], error: BaseExcep
 
 
 def _is_in_saferepr(frame: FrameType | None) -> bool:
-    """Whether pytest is showing a value of the test: it swallows what is raised then, and shows the next value."""
+    """Whether pytest is rendering a value of the test.
+
+    It swallows an exception raised there, and renders the next value.
+    """
     while frame is not None and not frame.f_code.co_filename.endswith("/_pytest/_io/saferepr.py"):
         frame = frame.f_back
     return frame is not None
 
 
 def _is_in_use() -> bool:
-    """Whether the alarm is somebody else's."""
+    """Whether another owner uses the alarm."""
     return _getsignal(signal.SIGALRM) is not signal.SIG_DFL or any(_getitimer(signal.ITIMER_REAL))
 
 

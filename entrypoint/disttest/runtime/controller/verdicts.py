@@ -1,4 +1,8 @@
-"""What the tests of a run come to: which failure stands, which is tried again or waits for a proof, and what pytest is told."""
+"""Results of the tests of a run: which failure counts, which is retried or waits for a proof, and pytest's reports.
+
+pytest gets a test only after its last attempt, so ``-x``, ``--maxfail``, ``--lf`` and the exit code need no further
+rules.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ from disttest.runtime.messages.protocol import TestJudged
 
 
 class Verdicts:
-    """The world tests of one session. Nothing here starts or ends a world."""
+    """Results of the world tests of one session. Nothing here starts or ends a world."""
 
     def __init__(self, recorder: RunRecorder, retries: Retries, results: Callable[[], Path]) -> None:
         self._recorder = recorder
@@ -38,12 +42,12 @@ class Verdicts:
         self._tests: Mapping[str, TestCase] = {}
         # Tests whose verdict pytest knows.
         self._told: set[str] = set()
-        # Failures of which it is open whether the device or the test is at fault.
+        # Failures that may be the device's fault, without a decision yet.
         self._suspended: dict[str, TestJudged] = {}
         self._told_suites: set[str] = set()
 
     def begin(self, items: Mapping[str, pytest.Item], tests: Mapping[str, TestCase]) -> list[TestCase]:
-        """Take the tests of the session, by node id; those that are not skipped already are to be run."""
+        """Start with the tests of the session, by node id; return those that are not skipped already."""
         self._items, self._tests = items, tests
         return [test for nodeid, test in tests.items() if not self._skip_early(items[nodeid], test)]
 
@@ -65,13 +69,14 @@ class Verdicts:
         return True
 
     def judged(self, test: TestCase, judged: TestJudged, *, suspect: bool) -> None:
-        """An attempt is over; where the device is suspect, what becomes of a failure is decided later.
+        """Handle the result of an attempt; if the device is suspect, decide about a failure later.
 
-        A second verdict on an attempt is of a rank that died after the first.
+        A second result of an attempt means that a rank died after the first.
         """
         again = not suspect and self._retries.wants_another(judged.result)
         self._recorder.test_finished(judged.result, again=again)
-        if not judged.result.outcome.is_bad:  # a passed test's own notes are not in everybody's sight
+        # Notes on a passed test are easy to miss, so this one is recorded for the run.
+        if not judged.result.outcome.is_bad:
             for note in judged.result.notes:
                 if note.startswith(RUN_AGAIN):
                     self._recorder.noted(note, test.nodeid)
@@ -81,7 +86,7 @@ class Verdicts:
             self._decide(test, judged)
 
     def _decide(self, test: TestCase, judged: TestJudged) -> None:
-        """Try it again, or let the verdict stand."""
+        """Schedule a retry, or report the result."""
         pause_s = self._retries.take(test, judged)
         if pause_s is None:
             self._tell_verdict(test, judged)
@@ -93,19 +98,19 @@ class Verdicts:
         self._tell_rerun(test, judged)
 
     def clear(self, is_open: Callable[[str], bool]) -> None:
-        """The devices are in order: suspended failures of which nothing is open any more are the tests' own."""
+        """Decide suspended failures that are proven not to be the device's fault."""
         for nodeid in [nodeid for nodeid in self._suspended if not is_open(nodeid)]:
             self._decide(self._tests[nodeid], self._suspended.pop(nodeid))
 
     def run_again(self, nodeids: Sequence[str], reason: str) -> None:
-        """These failed because of a device that is used no more: they run again on others."""
+        """Run these tests again on other devices: the one that caused the failures is out of use."""
         for nodeid in nodeids:
             test, judged = self._tests[nodeid], self._excuse(nodeid, reason)
             self._retries.grant(test, judged)
             self._tell_rerun(test, judged)
 
     def excuse(self, nodeids: Sequence[str], reason: str) -> None:
-        """The same, and nothing is left to run them on: they are errors of the device."""
+        """Report these failures as infrastructure errors: no device is left for another attempt."""
         for nodeid in nodeids:
             self._tell_verdict(self._tests[nodeid], self._excuse(nodeid, reason))
 
@@ -116,7 +121,7 @@ class Verdicts:
         return excused
 
     def leave_out(self, nodeids: Collection[str], reason: str) -> None:
-        """Tests that are not run because of broken devices: one error for each suite, the others skipped."""
+        """Leave out tests because of broken devices: one error for each suite, the others are skipped."""
         owed = [self._tests[nodeid] for nodeid in nodeids if not self._earlier_failure_stands(nodeid, reason)]
         for result in results_not_run(owed, reason, at_s=self._recorder.now(), told=self._told_suites):
             self._recorder.test_finished(result)
@@ -127,7 +132,7 @@ class Verdicts:
                 self._tell_pytest(item, skip_reports(item, reason))
 
     def never_started(self, nodeids: Sequence[str], message: str) -> None:
-        """No world could be started for these: errors of the machine."""
+        """Report tests for which no world could start as infrastructure errors."""
         for nodeid in nodeids:
             if self._earlier_failure_stands(nodeid, message):
                 continue
@@ -136,7 +141,7 @@ class Verdicts:
             self._tell_verdict(self._tests[nodeid], TestJudged(result=result))
 
     def _earlier_failure_stands(self, nodeid: str, reason: str) -> bool:
-        """Whether the attempt that will not come would have been another one; the failure before it counts then."""
+        """Whether an earlier failure counts because the attempt that would have followed it will not run."""
         earlier = self._retries.withdraw(nodeid)
         if earlier is None:
             return False
@@ -145,12 +150,12 @@ class Verdicts:
         return True
 
     def tell_unresolved(self) -> None:
-        """The run stopped before these could be tried again: their failures stand."""
+        """Report the failures of tests that the end of the run kept from another attempt."""
         for nodeid, judged in (*self._retries.unresolved(), *self._suspended.items()):
             self._tell_verdict(self._tests[nodeid], judged)
 
     def _tell_verdict(self, test: TestCase, judged: TestJudged) -> None:
-        """Tell pytest what a test came to, with all its attempts."""
+        """Report the outcome of a test to pytest, with all its attempts."""
         item, started = self._items[test.nodeid], self._recorder.started
         again = (
             command_lines(test, judged.result, started) if started and judged.result.outcome.is_bad else ()
@@ -169,7 +174,7 @@ class Verdicts:
         tell_warnings(item, judged.result)
 
     def _tell_pytest(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
-        """All of a test at once, so that its output is one block however many worlds run."""
+        """Send all reports of a test together, so that its output is one block however many worlds run."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)

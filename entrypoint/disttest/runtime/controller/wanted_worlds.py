@@ -1,4 +1,4 @@
-"""What marks ask for: the worlds of a test, and its GPUs without one."""
+"""Read marks: the worlds of a test, and its GPUs without a world."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DECLARED = pytest.StashKey[set[str]]()
 
 
 def all_marks() -> tuple[str, ...]:
-    """The marks of the core and of plugins, each with what it does, as pytest's ``markers`` has them."""
+    """List the marks of the core and of plugins with their descriptions, for pytest's ``markers``."""
     return (*MARKS, *(mark for _, mark in plugin_manager().items("disttest_marks", str)))
 
 
@@ -77,25 +77,25 @@ def takes_world(item: pytest.Item) -> bool:
 
 
 class OwnWorld(Frozen):
-    """The world of a test that asks for none by a mark."""
+    """The world of a test whose marks ask for none."""
 
     shape: WorldShape
     kind: WorldKind = WorldKind.RANKS
     limit_s: float = 0.0
-    """How long the test may take, unless the user says it; 0: as usual."""
+    """Time limit of the test in seconds, unless the user sets one; 0 for the usual one."""
     ranks_may_differ: bool = False
-    """Whether ranks may skip what others run, or expect a failure where others do not."""
+    """Whether ranks may skip a test that others run, or expect a failure that others do not."""
     new_ranks_because: str | None = None
-    """Why ranks that its class starts are new for the test, empty if they need not be; None where that is no question."""
+    """Reason why its class needs new ranks for each test, empty if they may be reused; None if not applicable."""
     refusal: str = ""
-    """Why none of its ranks would run here; empty when some would."""
+    """Reason why none of its ranks would run here; empty if some would."""
 
 
 OWN_WORLD = pytest.StashKey[OwnWorld | None]()
 
 
 def own_world(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
-    """The world that a plugin gives a test; None where its marks decide."""
+    """Return the world that a plugin gives a test; None if its marks decide."""
     if OWN_WORLD not in item.stash:
         asked = {"item": item, "options": options, "host": host}
         item.stash[OWN_WORLD] = plugin_manager().call("disttest_world_of", **asked)
@@ -103,21 +103,21 @@ def own_world(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWo
 
 
 def new_ranks_for_plugins(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str:
-    """Why a plugin wants new ranks for a test; empty if none does."""
+    """Return the reason why a plugin wants new ranks for a test; empty if none does."""
     asked = {"world": world, "kind": kind, "options": options}
     return plugin_manager().call("disttest_needs_new_ranks", **asked) or ""
 
 
 def ranks_may_differ(item: pytest.Item) -> bool:
-    """Whether a test says that its ranks may end in different ways."""
+    """Whether a test declares that its ranks may end in different ways."""
     return item.get_closest_marker("ranks_may_differ") is not None
 
 
 def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: TargetHost) -> tuple[WorldShape, ...]:
-    """The worlds that a marked test asks for, in order.
+    """List the worlds that a marked test asks for, in order.
 
     Raises:
-        UsageError: a mark makes no sense.
+        UsageError: a mark is invalid.
     """
     mark = closest_mark(node, "world_size")
     if mark is None:
@@ -136,7 +136,7 @@ def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: TargetHost
 
 
 def marked_device(node: pytest.Item | Any) -> str:
-    """Where a test wants its ranks to compute; empty where that is the run's to say."""
+    """Return where the test's mark makes its ranks compute; empty if the run decides."""
     mark = closest_mark(node, "device")
     if mark is None:
         return ""
@@ -159,7 +159,7 @@ def _sizes(mark: pytest.Mark, options: RunOptions, host: TargetHost, device: str
 
 
 def _nodes(node: Any, size: int, host: TargetHost) -> int:
-    """Over how many machines a world is spread: as its mark says, else as the run does where it comes out even."""
+    """Return the number of machines for a world: its mark's, otherwise the run's if it divides the size."""
     mark = closest_mark(node, "nodes")
     if mark is None:
         return host.nodes if size % host.nodes == 0 else 1
@@ -186,13 +186,13 @@ def _backends(node: Any, options: RunOptions, host: TargetHost, device: str) -> 
 
 
 def worlds_of(node: pytest.Item, options: RunOptions, host: TargetHost) -> tuple[WantedWorld, ...] | None:
-    """The worlds of a marked test with what hinders them; one without a shape where none of the run's suits it.
+    """List the worlds of a marked test with obstacles; one without a shape if no world of the run suits it.
 
     Returns:
-        None where the mark is another harness's, which starts ranks by itself.
+        None if another harness, which starts the ranks, owns the mark.
 
     Raises:
-        UsageError: a mark makes no sense.
+        UsageError: a mark is invalid.
     """
     if _is_foreign(node, options):
         return None
@@ -203,7 +203,7 @@ def worlds_of(node: pytest.Item, options: RunOptions, host: TargetHost) -> tuple
 
 
 def _is_foreign(node: pytest.Item, options: RunOptions) -> bool:
-    """Whether world_size is the mark of another harness here: a plugin says so, or the user does."""
+    """Whether a plugin or the user says that world_size is the mark of another harness here."""
     if plugin_manager().call("disttest_marks_are_foreign", item=node, options=options):
         return True
     return any(node.path.is_relative_to(node.config.rootpath / folder) for folder in options.foreign_marks)
@@ -224,7 +224,7 @@ def _no_world_reason(node: Any, options: RunOptions, host: TargetHost) -> str:
 
 
 def _as_written(mark: pytest.Mark | None) -> str:
-    """A mark as it stands in a test; empty for none."""
+    """Format a mark as in the source of a test; empty for None."""
     if mark is None:
         return ""
     words = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
@@ -232,10 +232,10 @@ def _as_written(mark: pytest.Mark | None) -> str:
 
 
 def needed_gpus(item: pytest.Item) -> int:
-    """How many GPUs an item asks for by the ``needs_gpus`` mark; 0 without one.
+    """Return the number of GPUs that an item requires by the ``needs_gpus`` mark; 0 without one.
 
     Raises:
-        UsageError: the mark makes no sense.
+        UsageError: the mark is invalid.
     """
     mark = closest_mark(item, "needs_gpus")
     if mark is None:

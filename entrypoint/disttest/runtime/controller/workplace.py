@@ -1,4 +1,4 @@
-"""Where a run keeps its files."""
+"""Directories of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from disttest.results.directory import Home
 
 
 class Workplace(NamedTuple):
-    """Where a run keeps its files."""
+    """Directories of a run."""
 
     home: Home
     """The results directory."""
@@ -17,5 +17,5 @@ class Workplace(NamedTuple):
 
     @property
     def results(self) -> Path:
-        """The results directory as it stands now."""
+        """Current path of the results directory."""
         return self.home.now()

@@ -1,4 +1,4 @@
-"""The controller's hold on its worlds: start one on its slots, hear it, see it end, make it end."""
+"""The controller's handles of its worlds: start them on their slots, receive their messages, end them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ from disttest.runtime.world.rank_handles import HasFileno
 from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor, make_world
 
 WorldMaker = Callable[[WorldOrder, Channel, RankStarter, Callable[[], float]], WorldSupervisor]
-"""Makes the world in its own process: by default the whole of it, else the share of one node."""
+"""Creates the world in its own process: by default a whole world, on clusters the share of one node."""
 
 WorldStarter = Callable[[WorldOrder, Channel, Path, Sequence[int]], Child]
-"""Starts the process of a world: its order, its end of the channel, the file of its own output, and descriptors that
-it must close."""
+"""Starts the process of a world from its order, its end of the channel, its output file, and descriptors that it
+must close.
+"""
 
 
 class WorldByFork:
@@ -59,7 +60,7 @@ class WorldByFork:
         self._make_world = make_world
 
     def __call__(self, order: WorldOrder, channel: Channel, error_log: Path, close: Sequence[int]) -> Child:
-        """Fork this process; the child closes what is not its own and supervises the world."""
+        """Fork this process; the child closes descriptors that belong to others, and supervises the world."""
 
         def main() -> None:
             for fd in close:
@@ -73,7 +74,7 @@ class WorldByFork:
 
 @dataclass(kw_only=True)
 class LiveWorld:
-    """A world that runs: who it is, what it still owes, and the lines to it."""
+    """A running world: its tests without a result, and the connections to it."""
 
     batch: Batch
     slots: tuple[Slot, ...]
@@ -82,21 +83,21 @@ class LiveWorld:
     child: Child
     error_log: Path
     tests: dict[str, TestCase] = field(init=False)
-    """Node id -> the test, in order; it may have thousands, and speaks of each twice."""
+    """Node id -> test, in order. A mapping, because there may be thousands, each looked up twice."""
     owed: dict[str, TestCase] = field(init=False)
-    """Those of them that it has not judged yet."""
+    """Tests that it has not judged yet."""
     attempts: dict[str, int] = field(init=False)
-    """Node id -> the number of the attempt that it makes."""
+    """Node id -> number of the attempt."""
     begun: TestCase | None = None
     began_s: float = 0.0
-    """When that was, on the monotonic clock."""
+    """Start of the running test on the monotonic clock."""
     pids: tuple[int, ...] = ()
-    """Of its ranks, as its last verdict names them."""
+    """Process ids of its ranks, from its latest verdict."""
     closed: WorldClosed | None = None
     overdue_s: float = 0.0
-    """When its silence counts as its end, on the monotonic clock."""
+    """Time on the monotonic clock after which its silence counts as its end."""
     failure: str = ""
-    """Why its word cannot be trusted; empty while it can."""
+    """The reason why its messages are no longer trusted; empty while they are."""
 
     def __post_init__(self) -> None:
         self.tests = {test.nodeid: test for test in self.order.tests}
@@ -110,19 +111,19 @@ class LiveWorld:
 
 
 class Listener:
-    """What the world pool tells; the controller implements it."""
+    """Receives events of the world pool; the controller implements it."""
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:
-        """A test starts."""
+        """A test started."""
 
     def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
-        """A test has its verdict; possibly a second, worse one."""
+        """A test has a result; possibly a second, worse one."""
 
     def on_word(self, world: LiveWorld, message: object) -> None:
-        """A world that spans nodes has something to tell the others."""
+        """A world that spans nodes sent a message for the other nodes."""
 
     def on_ended(self, world: LiveWorld, ended: Exit) -> None:
-        """A world and all its processes are gone."""
+        """A world and all its processes have ended."""
 
 
 class WorldPool:
@@ -135,20 +136,22 @@ class WorldPool:
         self._helpers = helpers
         self.running: dict[str, LiveWorld] = {}
         self.is_ending = False
-        """Worlds that end now were told to by us."""
+        """Whether worlds that end now do so on request."""
 
     @contextlib.contextmanager
     def on_duty(self) -> Iterator[None]:
-        """Adopt what worlds leave behind, and let nothing of them outlive this context.
+        """Adopt the processes that worlds leave behind, and let none of them outlive this context.
 
-        What this process has now is frozen (:func:`gc.freeze`) and stays so: pages of long-lived objects are shared with the
-        ranks. What is garbage by now stays, too: looking for it would take longer than a small suite, and there is little.
+        Current objects are frozen (:func:`gc.freeze`) for good, so that forks share their pages. Garbage stays too: a
+        collection would take longer than a small suite, and there is little.
         """
         self._spared = children_of()
         adopt_orphans()
-        own_cgroups()  # looked up once, for all worlds
+        # Look them up once, for all worlds.
+        own_cgroups()
         hygiene.look_before_forks()
-        if not is_frozen():  # a fork of a resident parent has torch frozen from the beginning
+        # In a fork of a process that imported torch earlier, torch is frozen already.
+        if not is_frozen():
             gc.freeze()
         try:
             yield
@@ -165,7 +168,7 @@ class WorldPool:
         order: WorldOrder,
         start_world: WorldStarter,
     ) -> LiveWorld:
-        """Start a world for what is left of a batch."""
+        """Start a world for the remaining tests of a batch."""
         ours, theirs = Channel.pair()
         others = [world.channel.fileno() for world in self.running.values()]
         error_log = Path(order.scratch_dir) / "world.log"
@@ -190,7 +193,7 @@ class WorldPool:
         self._selector.register(line, selectors.EVENT_READ, on_readable)
 
     def wait(self, timeout_s: float, also: Iterable[int] = ()) -> None:
-        """Handle what happens, for at most that long, or until one of the ``also`` descriptors is readable."""
+        """Handle events for at most ``timeout_s`` seconds, or until one of the ``also`` descriptors is readable."""
         others = tuple(also)
         for descriptor in others:
             self._selector.register(descriptor, selectors.EVENT_READ, _nothing)
@@ -200,13 +203,13 @@ class WorldPool:
             for descriptor in others:
                 self._selector.unregister(descriptor)
         for key, _ in happened:
-            # A callback may have ended a world whose other descriptor is in the same batch.
+            # A callback may have ended a world whose other descriptor is in the same batch of events.
             if key.fd in self._selector.get_map():
                 key.data()
         self._end_silent()
 
     def _end_silent(self) -> None:
-        """A world watches over its ranks; here somebody watches over it."""
+        """End worlds that are silent for too long: a stopped world process would otherwise hang the run."""
         now_s = monotonic()
         for world in self.running.values():
             if now_s > world.overdue_s and not world.failure:
@@ -217,7 +220,7 @@ class WorldPool:
                 end_all([world.child])
 
     def end_all(self, reason: str) -> None:
-        """Cancel every world, wait a little for their last words, then kill."""
+        """Cancel every world, wait briefly for the last messages, then kill."""
         self.is_ending = True
         for world in self.running.values():
             world.channel.send(Cancel(reason=reason))
@@ -253,7 +256,7 @@ class WorldPool:
                 if not again:
                     self._listener.on_began(world, world.begun)
             case TestJudged(result=result):
-                # A second verdict is of a test that it owes no more.
+                # A second verdict belongs to a test that is no longer owed.
                 world.owed.pop(result.nodeid, None)
                 self._listener.on_judged(world, world.tests[result.nodeid], message)
             case WorldClosed():
@@ -272,7 +275,8 @@ class WorldPool:
                 self._selector.unregister(fileobj)
         del self.running[world.world_id]
         ended = world.child.poll() or Exit(code=0)
-        if world.closed is None:  # it could not clean up after itself; its ranks are ours now
+        # The world could not clean up, so its ranks are now children of this process.
+        if world.closed is None:
             others = [*self._helpers(), *(other.child.pid for other in self.running.values())]
             kill_descendants(spare=self._spared, spare_trees=others)
         world.channel.close()
@@ -281,4 +285,4 @@ class WorldPool:
 
 
 def _nothing() -> None:
-    """For what ends a wait and is handled elsewhere."""
+    """Handle a descriptor that only ends a wait."""

@@ -1,7 +1,7 @@
 """What a process that collected the tests itself has collected: each id with the values of its parameters, in words.
 
-Processes that did not fork from each other may have other values under one id: parameters that come from a set, from the
-clock, from a directory. Their ranks would run different tests.
+Processes that did not fork from each other may have other values under one id: parameters that come from a set, from
+the clock, from a directory. Their ranks would run different tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the pytest process left, told to its supervisor beside the exit code, which a test may have chosen: ``os._exit(5)``.
 
-The process writes into memory that it shares with the supervisor what it is doing, and at its orderly end that this was one.
-Memory and not a file: a test that closes all descriptors must not make it speak into another file.
+The process writes into memory that it shares with the supervisor what it is doing, and at its orderly end that this was
+one. Memory and not a file: a test that closes all descriptors must not make it speak into another file.
 """
 
 from __future__ import annotations
