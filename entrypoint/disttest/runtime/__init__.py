@@ -1,1 +1,1 @@
-"""The supervision tree, a folder for each process: supervisor, controller, world, rank; and what they say to each other."""
+"""The processes of a run, one folder each (supervisor, controller, world, rank), and their messages."""

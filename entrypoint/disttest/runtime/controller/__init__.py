@@ -1,1 +1,1 @@
-"""The pytest process: collects once, gives tests to worlds, and reports what they say."""
+"""The pytest process: collects once, assigns tests to worlds, and reports their results."""

@@ -1,1 +1,1 @@
-"""What the processes of a run say to each other."""
+"""Messages between the processes of a run."""

@@ -1,7 +1,7 @@
-"""What a process that collected the tests itself has collected: each id with the values of its parameters, in words.
+"""Description of collected tests: node ids with the values of their parameters.
 
-Processes that did not fork from each other may have other values under one id: parameters that come from a set, from
-the clock, from a directory. Their ranks would run different tests.
+Processes that were not forked from each other may have different values under one id: parameters from a set, the clock
+or a directory. Their ranks would run different tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST = 200
 
 
 def describe_collected(items: Iterable[pytest.Item]) -> dict[str, str]:
-    """Node id -> parameters; empty for a test without any."""
+    """Map node ids to parameters; empty for a test without parameters."""
     return {item.nodeid: _parameters(item) for item in items}
 
 
@@ -35,13 +35,13 @@ def _parameters(item: pytest.Item) -> str:
 
 
 def tell_difference(nodeid: str, mine: Mapping[str, str], first: Mapping[str, str], who: str) -> str:
-    """How two processes differ in what they have under an id; empty where they do not.
+    """Describe how two processes differ for one id; empty if they agree.
 
     Args:
         nodeid: the test.
-        mine: what the one has collected.
-        first: what the other has.
-        who: that other one.
+        mine: tests collected by one process.
+        first: tests collected by the other process.
+        who: name of the other process.
     """
     here, there = mine.get(nodeid), first.get(nodeid)
     if here == there:
@@ -54,7 +54,7 @@ def tell_difference(nodeid: str, mine: Mapping[str, str], first: Mapping[str, st
 
 
 def tell_extra(mine: Mapping[str, str], first: Mapping[str, str], who: str) -> str:
-    """Which tests one process has collected that the other has not; empty where there are none. Arguments as above."""
+    """Describe tests that one process has collected and the other has not; empty if there are none."""
     extra = sorted(mine.keys() - first.keys())
     if not extra:
         return ""

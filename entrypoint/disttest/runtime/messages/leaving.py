@@ -1,7 +1,7 @@
-"""How the pytest process left, told to its supervisor beside the exit code, which a test may have chosen: ``os._exit(5)``.
+"""How the pytest process ended, in addition to its exit code, which a test may have chosen: ``os._exit(5)``.
 
-The process writes into memory that it shares with the supervisor what it is doing, and at its orderly end that this was
-one. Memory and not a file: a test that closes all descriptors must not make it speak into another file.
+The process writes its current activity, and finally its orderly end, into memory shared with the supervisor. It is not
+a file: after a test has closed all descriptors, the process could write into another file.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class LeaveBoard(Board):
 
     @property
     def in_order(self) -> bool:
-        """Whether the interpreter was shut down, so that the exit code is pytest's own."""
+        """Whether the interpreter shut down in order, so that the exit code is pytest's own."""
         return self._memory[:1] == _IN_ORDER
 
     @property
     def is_leaving(self) -> bool:
-        """Whether pytest is done, and the interpreter is about to end."""
-        # Exit handlers run from the last one on: some of those that wait come after the one that notes the order.
+        """Whether pytest has finished and the interpreter is about to end."""
+        # Exit handlers run in reverse order of registration: some that block run after the one that records the order.
         return self._memory[:1] in (_LEAVING, _IN_ORDER)
 
     @property
     def doing(self) -> str:
-        """What the process was doing last: ``importing test_x.py``."""
+        """Last activity of the process: ``importing test_x.py``."""
         text = bytes(self._memory[1:]).partition(b"\0")[0]
         return text.decode("utf-8", "replace") or "starting: a plugin or a conftest"
 
@@ -48,10 +48,10 @@ class LeaveNote:
     """The pytest process's side."""
 
     def __init__(self, fd: int | None) -> None:
-        """Open it, and say at the end of the process that it ended in order.
+        """Open the shared memory, and record an orderly end at exit.
 
         Args:
-            fd: inherited from the supervisor; None where nobody wants to know.
+            fd: descriptor inherited from the supervisor; None without a supervisor.
         """
         self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
         self._pid = _getpid()
@@ -61,13 +61,14 @@ class LeaveNote:
             atexit.register(self._leave)
 
     def doing(self, what: str) -> None:
-        """Say what is done from here on."""
-        if _getpid() == self._pid:  # a copy of this process has nothing to say
+        """Record the current activity."""
+        # A fork of this process must not write here.
+        if _getpid() == self._pid:
             text = what.encode("utf-8", "replace")[: _SIZE - 2]
             self._memory[1 : len(text) + 2] = text + b"\0"
 
     def leaving(self, exit_blockers: str) -> None:
-        """Say that pytest is done, and what may keep the process."""
+        """Record that pytest has finished, and the objects that may keep the process alive."""
         self.doing(exit_blockers)
         if _getpid() == self._pid:
             self._memory[:1] = _LEAVING

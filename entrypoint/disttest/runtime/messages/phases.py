@@ -1,8 +1,7 @@
-"""In which phase of the test each rank is, whether it may fail there, and whether somebody debugs it: two bytes for each,
-in memory that a world shares with its ranks.
+"""Phase of each rank, whether the test may fail there, and whether the rank is being debugged: two bytes per rank.
 
-A message for each phase would wake the world up three times in every rank's test, for something that only matters when
-a rank dies or hangs; and then a rank could not tell it any more.
+The bytes are in memory that a world shares with its ranks. A message for each phase would wake the world three times
+per rank and test, for information that matters only if a rank dies or hangs, when it cannot send messages any more.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ _XFAIL = 0x80
 
 
 class PhaseBoard(Board):
-    """The bytes of all ranks of a world: first those of the phases, then those of who is debugged."""
+    """The bytes of all ranks of a world: first the phases, then the debugger flags."""
 
     def __init__(self, size: int) -> None:
-        """Make the board, every rank at the first phase.
+        """Create the board with every rank in the first phase.
 
         Args:
-            size: how many ranks write to it.
+            size: number of ranks.
         """
         super().__init__("disttest-phases", 2 * size)
         self._size = size
 
     def reset(self) -> None:
-        """All ranks are at the first phase: a test begins. Who is debugged still is."""
+        """Reset the phases at the start of a test; the debugger flags stay."""
         self._memory[: self._size] = bytes(self._size)
 
     def read(self, place: int) -> str:
-        """The phase of a rank; whatever a broken one wrote there is read as some phase."""
+        """Return the phase of a rank; any byte that a broken rank writes is read as some phase."""
         return PHASES[min(self._memory[place] & ~(_BEGUN | _XFAIL), len(PHASES) - 1)]
 
     def expects_failure(self, place: int) -> bool:
-        """Whether the test was marked as an expected failure when the rank's phase began, as far as one has begun."""
+        """Whether the test was an expected failure when the current phase began; True before the first one."""
         return not self._memory[place] & _BEGUN or bool(self._memory[place] & _XFAIL)
 
     def is_held(self, place: int) -> bool:
-        """Whether somebody debugs a rank, so that time stands still for all."""
+        """Whether the rank is being debugged, so that time limits are suspended for all."""
         return bool(self._memory[self._size + place])
 
 
@@ -50,22 +49,22 @@ class PhaseCell(BoardWriter):
     """A rank's own bytes."""
 
     def __init__(self, board: Path, place: int) -> None:
-        """Open it.
+        """Open the board.
 
         Args:
-            board: where it is, as its world has said.
-            place: of this rank among those that write there.
+            board: its path, passed by the world.
+            place: index of this rank among the writers.
 
         Raises:
-            OSError: the world is gone.
+            OSError: the world has ended.
         """
         super().__init__(board)
         self._place = place
 
     def write(self, phase: str, *, xfail: bool = False) -> None:
-        """Say in which phase this rank is, and whether the test is expected to fail."""
+        """Write the phase of this rank, and whether the test is expected to fail in it."""
         self._memory[self._place] = PHASES.index(phase) | _BEGUN | (_XFAIL if xfail else 0)
 
     def hold(self, on: bool) -> None:
-        """Say that somebody debugs this rank, or does no longer."""
+        """Write whether this rank is being debugged."""
         self._memory[len(self._memory) // 2 + self._place] = on

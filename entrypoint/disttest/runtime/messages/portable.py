@@ -1,6 +1,7 @@
-"""What pytest reports, as text that another process can read; whatever a test, a plugin or a conftest has put into it.
+"""Convert pytest's reports to text for another process, whatever a test, a plugin or a conftest has put into them.
 
-A property may be any object, and its ``__repr__`` may raise: that is no failure of the test, and must not end its rank.
+A property may be any object, and its ``__repr__`` may raise. That is no failure of the test and must not end its rank;
+in pytest itself it was an internal error: https://github.com/pytest-dev/pytest/issues/7145
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from _pytest._io.saferepr import saferepr
 
 from disttest.masking import masker
 
-# Of what is no JSON; pytest's own reports have half a dozen levels.
+# Maximum depth of data that JSON cannot encode; pytest's own reports have about six levels.
 _DEEPEST = 50
 
 
 def report_as_json(report: pytest.TestReport, config: pytest.Config) -> tuple[dict[str, Any], str]:
-    """A report in pytest's serialisable form, masked, and the same as ASCII JSON."""
+    """Return a report in pytest's serialisable form, masked, and as ASCII JSON."""
     data = masked(serialisable(report, config)) if masker.active else serialisable(report, config)
     try:
         return data, json.dumps(data, default=_represent)
@@ -29,7 +30,7 @@ def report_as_json(report: pytest.TestReport, config: pytest.Config) -> tuple[di
 
 
 def serialisable(report: pytest.TestReport, config: pytest.Config) -> dict[str, Any]:
-    """A report in pytest's serialisable form, or the essence of one that has none."""
+    """Return a report in pytest's serialisable form, or its essentials if that fails."""
     try:
         data: dict[str, Any] = config.hook.pytest_report_to_serializable(config=config, report=report)
     except Exception:  # noqa: BLE001 - its traceback may be an object of a plugin
@@ -38,7 +39,7 @@ def serialisable(report: pytest.TestReport, config: pytest.Config) -> dict[str, 
 
 
 def masked(data: dict[str, Any]) -> dict[str, Any]:
-    """The same without values that are to be hidden."""
+    """Mask the data of a report."""
     try:
         return masker.tree(data)  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 - a list that contains itself, say
@@ -46,7 +47,7 @@ def masked(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_of(value: object) -> str:
-    """``str(value)``, or what can be said of a value that has none."""
+    """Return ``str(value)``, or a description of a value whose ``str`` fails."""
     try:
         return str(value)
     except Exception:  # noqa: BLE001 - it is the test's own
@@ -54,7 +55,7 @@ def text_of(value: object) -> str:
 
 
 def sections_of(report: pytest.TestReport) -> Iterator[tuple[str, str]]:
-    """Title and content of what was captured; sections that are none are left out."""
+    """Yield title and content of captured output; malformed sections are left out."""
     for section in report.sections:
         if isinstance(section, tuple) and len(section) == 2:
             title, content = section
@@ -66,7 +67,7 @@ def _represent(value: object) -> str:
 
 
 def _essentials(report: pytest.TestReport) -> dict[str, Any]:
-    """What a report must have to be read again, its traceback as text."""
+    """Return the fields that a report needs to be read again, with its traceback as text."""
     facts = {name: value for name, value in vars(report).items() if not name.startswith("_")}
     text = None if report.longrepr is None else text_of(report.longrepr)
     skipped = isinstance(report.longrepr, tuple)
@@ -80,7 +81,7 @@ def _essentials(report: pytest.TestReport) -> dict[str, Any]:
 
 
 def _plain(value: object, depth: int = 0) -> Any:
-    """The same out of what JSON knows; everything else by its representation."""
+    """Convert a value to JSON types; everything else becomes its representation."""
     if value is None or isinstance(value, (str, bool, float)):
         return value
     if isinstance(value, int):

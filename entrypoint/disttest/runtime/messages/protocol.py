@@ -1,7 +1,7 @@
-"""What the processes of a run say to each other, and the channel that carries it.
+"""Messages between the processes of a run, and the channel that carries them.
 
-Messages are tagged JSON behind a length of four bytes, over one socket pair per child. JSON and not
-pickle: whatever a broken rank writes into its socket, the reader gets a named error and runs no code.
+A message is tagged JSON after a four-byte length, over one socket pair per child. JSON instead of pickle: whatever a
+broken rank writes into its socket, the reader raises a named error and runs no code.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class RankReady(Message):
-    """Rank to world: it is up and has its tests."""
+    """Rank to world: the rank is up and has its tests."""
 
 
 class Collected(Message):
-    """Rank to world: what it has collected, as a fresh interpreter and no copy of another process."""
+    """Rank to world: the tests that it has collected, in a fresh interpreter."""
 
     tests: dict[str, str]
-    """Node id -> the values of its parameters, in words."""
+    """Node id -> values of its parameters, as text."""
 
 
 class Raised(Frozen):
@@ -60,54 +60,54 @@ class Raised(Frozen):
     details: str
     """The traceback without values."""
     is_assertion: bool = False
-    """An assertion that has failed and whose message is being made: it is not raised yet."""
+    """Whether it is a failed assertion whose message is being built: it is not raised yet."""
 
     @property
     def with_place(self) -> str:
-        """The message and, if it is known, the place."""
+        """The message, followed by the place if it is known."""
         return f"{self.message} ({self.place})" if self.place else self.message
 
 
 class RunStop(Frozen):
-    """A test has ended the run (``pytest.exit``, ``KeyboardInterrupt``)."""
+    """The end of the run, requested by a test (``pytest.exit``, ``KeyboardInterrupt``)."""
 
     reason: str
     exit_code: int
 
 
 class PhaseEnded(Message):
-    """Rank to world: one pytest report (a phase, or a subtest)."""
+    """Rank to world: one pytest report (a phase or a subtest)."""
 
     phase: str
     outcome: Outcome
     duration_s: float
     ended_at_s: float
-    """Monotonic clock, which all processes of a machine share; taken before the report was formatted."""
+    """Monotonic clock, which all processes of a machine share; read before the report was formatted."""
     message: str = ""
     details: str = ""
     partial: bool = False
-    """A subtest: the test goes on after it."""
+    """A subtest: the test continues after it."""
     stop: RunStop | None = None
     because_of: tuple[int, ...] = ()
-    """The ranks that had not joined the call in which it failed; sent with ``unrendered``, as is the next one."""
+    """Ranks that had not joined the failed call. Sent with ``unrendered``, as is ``held_back``."""
     held_back: Raised | None = None
-    """The exception that a block was holding back when it lost a peer."""
+    """The exception that a block delayed when it lost a peer."""
     unrendered: bool = False
-    """The phase has failed and its report is being rendered, which runs code of the test. The report follows."""
+    """The phase has failed and its report, whose rendering runs code of the test, will follow."""
     report: str = ""
     """The report in pytest's serialisable form, as JSON."""
 
 
 class RankNoted(Message):
-    """Rank to world: data of a plugin, sent while the test runs; perhaps the last word of the rank."""
+    """Rank to world: data of a plugin, sent during the test; it may be the rank's last message."""
 
     name: str
-    """Of the plugin."""
+    """Name of the plugin."""
     data: msgspec.Raw
 
 
 class TestRecorded(Message):
-    """Rank to world: warnings and facts of the running test."""
+    """Rank to world: warnings and properties of the running test."""
 
     __test__ = False
 
@@ -121,43 +121,43 @@ class TestDone(Message):
 
     leaks: tuple[str, ...] = ()
     retire: bool = False
-    """What leaked cannot be cleaned: no further test may run in this process."""
+    """A leak could not be restored: no further test may run in this process."""
     store_keys: tuple[str, ...] = ()
-    """Keys that the test has left in the store of the world, which deletes them once all ranks are done."""
+    """Keys that the test left in the world's store; the world deletes them when all ranks are done."""
     broken: tuple[str, ...] = ()
-    """What makes process groups unusable for the next test; it matters only if this test has not failed."""
+    """Reasons why process groups are unusable for the next test; ignored after a failure."""
     exit_code: int | None = None
-    """The rank leaves with this code, now; None: it stays for the next order."""
+    """Code with which the rank exits now; None if it stays for the next order."""
     stays: bool = False
-    """It would leave with that code if it were not to run another test."""
+    """Whether the rank stays although a new one would exit with this code."""
     seen: dict[str, msgspec.Raw] = {}
-    """Name of a plugin -> what its part in the rank reports of the test."""
+    """Plugin name -> report of its part in the rank."""
     plugin_error: str = ""
-    """A plugin raised an exception beside the test: the message, and the traceback on further lines."""
+    """Exception of a plugin: the message, and the traceback on further lines."""
     cpu_steps: tuple[CpuStep, ...] = ()
-    """What this rank has taken since it last said so, where that was asked."""
+    """CPU steps of this rank since its last message, if measured."""
 
 
 class RanksJoined(Message):
-    """Main process of a test to world: what the ranks did that it started by itself."""
+    """Main process to world: records of the ranks that the test started."""
 
     records: tuple[RankRecord, ...]
     torch_outcome: Outcome | None = None
-    """What torch's own harness would have said; None where that cannot be known."""
+    """Outcome by torch's own rules; None if it cannot be known."""
     threads: bool = False
-    """They are threads of the main process; it has caught what they raised if it passes all the same."""
+    """Whether they are threads; the main process has caught their exceptions if it passes."""
     cause: HangCause | None = None
-    """Why they could not go on, if the watch of a plugin has found that."""
+    """Reason why they could not make progress, if the watch of a plugin found one."""
     plugin_error: str = ""
-    """As of :class:`TestDone`, of a plugin that watches them."""
+    """As in :class:`TestDone`, from a plugin that watches the ranks."""
     superseded: bool = False
-    """They had run another test before and failed this one, which now begins again in new ranks."""
+    """Whether reused ranks failed this test, which now starts again in new ranks."""
     outdated: str = ""
-    """They are new because living ones had not inherited this, which the main process has changed since."""
+    """Change of the main process because of which new ranks were needed; living ones had not inherited it."""
 
 
 Variables = tuple[tuple[bytes, bytes | None], ...]
-"""Of the environment, with their values; None for one that is gone."""
+"""Environment variables with their values; None for a deleted one."""
 
 
 class RunTest(Message):
@@ -165,47 +165,47 @@ class RunTest(Message):
 
     nodeid: str
     next_nodeid: str | None
-    """The test that follows in this world; fixtures that it shares stay set up."""
+    """The next test in this world; fixtures that both share stay set up."""
     log: str
-    """Absolute path that this rank writes its log to."""
+    """Absolute path of the rank's log."""
     scratch: str
     """Absolute path of the directory that the ranks share during this test."""
     generation: int
-    """Counts the tests of this world; names the rendezvous of a group that is made anew."""
+    """Number of this test in its world; names the rendezvous of a newly created group."""
     limit_s: float = 0.0
-    """How long the test may take; for processes that supervise ranks of their own."""
+    """Time limit of the test, for processes that supervise ranks."""
     data: dict[str, Any] = {}
-    """Name of a plugin -> its data of the test."""
+    """Plugin name -> its data of the test."""
     folder: str = ""
-    """Where the logs of this attempt come to lie, relative to the results directory; for the same."""
+    """Final folder of this attempt's logs, relative to the results directory, for processes that supervise ranks."""
     reuse: bool = False
-    """Ranks that the test starts may have run another one; for the same."""
+    """Whether ranks that the test starts may have run another one, for processes that supervise ranks."""
     method: str = ""
-    """Of the class whose ranks these are; for ranks that a main process has started."""
+    """Method of the test class, for ranks that a main process has started."""
     file_name: str = ""
-    """Where those find each other."""
+    """File through which those ranks find each other."""
     variables: Variables = ()
-    """What has changed in the environment of the main process since they were told last."""
+    """Changes of the main process's environment since the previous order."""
 
 
 class Leave(Message):
-    """World to rank: tear down what is still set up, and end."""
+    """World to rank: tear down the remaining fixtures, and end."""
 
 
 class WorldUp(Message):
-    """World to controller: its ranks are up, as far as they ever will be. Only worlds that span nodes say so."""
+    """World to controller: all ranks that will come up are up. Sent only by worlds that span nodes."""
 
 
 class RankFailedFirst(Message):
-    """World to controller: a rank has failed or died; the ranks on other nodes must not wait for it."""
+    """World to controller: a rank failed or died, so that ranks on other nodes must not wait for it."""
 
 
 class EvidenceReady(Message):
-    """World to controller: the deadline has passed and the ranks here have told what they were doing."""
+    """World to controller: the deadline has passed, and the evidence of the ranks here is complete."""
 
 
 class RunNext(Message):
-    """Controller to world: all nodes are ready, run the next test; only to worlds that span nodes."""
+    """Controller to world: all nodes are ready, run the next test. Sent only to worlds that span nodes."""
 
 
 class PeerFailed(Message):
@@ -227,11 +227,11 @@ class TestBegan(Message):
 
     nodeid: str
     again: bool = False
-    """Within its attempt: its time limit, too, begins anew."""
+    """Whether it restarts within its attempt, and its time limit with it."""
 
 
 class TestJudged(Message):
-    """World to controller: the verdict, with the pytest reports of the rank that stands for the test."""
+    """World to controller: the result, with the pytest reports of the rank that represents the test."""
 
     __test__ = False
 
@@ -239,21 +239,21 @@ class TestJudged(Message):
     reports: tuple[str, ...] = ()
     stop: RunStop | None = None
     healthy: bool = True
-    """Whether the world can run another test; said by worlds that span nodes."""
+    """Whether the world can run another test; set by worlds that span nodes."""
 
 
 class WorldClosed(Message):
-    """World to controller: its ranks are gone; the last message."""
+    """World to controller: its ranks have ended; the last message."""
 
     reason: str = ""
     notes: tuple[str, ...] = ()
-    """What it found when it closed: processes left behind, ranks that would not leave."""
+    """Findings at the end: processes left behind, ranks that would not leave."""
     leftovers: tuple[tuple[str, str], ...] = ()
-    """Node id of the test and what it left behind, for what had to be cleaned up after it."""
+    """Node id and description of each thing that a test left and the world cleaned up."""
     survivors: tuple[int, ...] = ()
     """Pids that could not be killed; their slots must not be used again."""
     cpu_steps: tuple[CpuStep, ...] = ()
-    """What it and its ranks have taken, where that was asked."""
+    """CPU steps of the world and its ranks, if measured."""
 
 
 class Cancel(Message):
@@ -290,33 +290,33 @@ _encoder = msgspec.json.Encoder()
 
 
 class NodePartition(Frozen):
-    """Which part of a world that spans nodes is on this one."""
+    """The part of a spanning world on this node."""
 
     node: int
-    """Counted from 0; node 0 hosts the rendezvous."""
+    """Index of the node; node 0 hosts the rendezvous."""
     nodes: int
     first_rank: int
     ranks: int
     address: str
-    """Where the ranks of all nodes find the rendezvous."""
+    """Address at which the ranks of all nodes find the rendezvous."""
     port: int
     interface: str
     """The network interface that reaches the other nodes."""
     shared_dir: str = ""
-    """A directory that all nodes see; empty when there is none."""
+    """A directory that all nodes share; empty if there is none."""
 
 
 class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a world is told when it is forked; all paths are absolute."""
+    """Order of a world, passed when it is forked; all paths are absolute."""
 
     world_id: str
     tests: tuple[TestCase, ...]
     attempts: tuple[int, ...]
-    """The attempt number of each test."""
+    """Attempt number of each test."""
     devices: tuple[str, ...]
     """UUIDs or indices of the GPUs it may see; empty on the CPU."""
     defaults: dict[str, str] = {}
-    """Variables of its ranks' environment, unless the user has set them."""
+    """Environment variables of its ranks, which a value set by the user overrides."""
     home: Home
     """The results directory."""
     scratch_dir: str
@@ -326,30 +326,30 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     failed_before: dict[int, int] = {}
     """Rank -> its failed tests in earlier worlds of the run; ranks without any are left out."""
     partition: NodePartition | None = None
-    """None: the whole world is on this machine."""
+    """None if the whole world is on this machine."""
     settled: dict[str, Any] = {}
-    """Name of a plugin -> its data for every process of the world, as JSON."""
+    """Plugin name -> its JSON data for every process of the world."""
 
     @property
     def forks(self) -> int:
-        """How many processes it makes, its own included: tests that start ranks by themselves do so one after another."""
+        """Number of processes it forks, including its own; tests that start ranks do so one after another."""
         first = self.tests[0]
         size = first.world.size if first.world else 0
         in_turn = {WorldKind.RANKS: size, WorldKind.MAIN: 1 + size * len(self.tests)}
         return 1 + in_turn.get(first.kind, 1)
 
 
-# Bytes that wait for company at most.
+# Maximum number of bytes that wait for the next message.
 _HELD_LIMIT = 64 * 1024
 
 
 def clean_text(text: str) -> str:
-    """The text without values that are to be hidden, lone surrogates escaped, so that it can be encoded."""
+    """Mask secrets and escape lone surrogates, so that the text can be encoded."""
     return masker.text(text).encode("utf-8", "backslashreplace").decode("utf-8") if text else text
 
 
 def encode(message: Message) -> bytes:
-    """A message as bytes, length first."""
+    """Encode a message, length first."""
     body = _encoder.encode(message)
     if len(body) > MAX_MESSAGE:
         raise ProtocolError(
@@ -359,7 +359,7 @@ def encode(message: Message) -> bytes:
 
 
 class Channel:
-    """One end of a socket pair; sends whole messages, receives what has arrived."""
+    """One end of a socket pair: sends whole messages, receives what has arrived."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -369,7 +369,7 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Two connected ends: the parent's, and the child's."""
+        """Create two connected ends: the parent's, and the child's."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(ours), cls(theirs)
 
@@ -378,18 +378,18 @@ class Channel:
         return self._sock.fileno()
 
     def hold(self, message: Message) -> None:
-        """Keep a message for company: it goes with the next one, so that the other end wakes up once for both."""
+        """Queue a message until the next one, so that the other end wakes up once for both."""
         self._held += encode(message)
         if len(self._held) > _HELD_LIMIT:
             self.flush()
 
     def send(self, message: Message) -> bool:
-        """Send a message, waiting until it is handed over; False when the other end is gone."""
+        """Send a message and wait until it is handed over; return False if the other end is closed."""
         self._held += encode(message)
         return self.flush()
 
     def flush(self) -> bool:
-        """Hand over what was held, waiting until it is; False when the other end is gone."""
+        """Hand over queued messages and wait until it is done; return False if the other end is closed."""
         data, self._held = self._held, bytearray()
         if self._sock.fileno() < 0:
             self.closed_by_peer = True
@@ -402,11 +402,11 @@ class Channel:
         return True
 
     def receive(self, *, wait: bool = True) -> Sequence[AnyMessage]:
-        """Read what there is (or wait for something) and return the messages that it completes.
+        """Read what is available (or wait for something), and return the messages that it completes.
 
         Raises:
-            BlockingIOError: nothing is there, and it was not to wait.
-            ProtocolError: cut, too long, or not a message.
+            BlockingIOError: nothing is available, and ``wait`` is false.
+            ProtocolError: a message is cut, too long or invalid.
         """
         try:
             chunk = self._sock.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
@@ -434,7 +434,7 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Close this end; nothing can be said or heard through it any more."""
+        """Close this end."""
         self._sock.close()
         self.closed_by_peer = True
 

@@ -31,16 +31,16 @@ _RUNNER = re.compile(rf"/(_pytest|pluggy|disttest/observe)/|{HARNESS}")
 
 
 def failed_outcome(phase: str, *, xfail: bool) -> Outcome:
-    """The outcome of a phase that has failed, in pytest's words."""
+    """Return pytest's outcome of a failed phase."""
     if xfail:
         return Outcome.XFAILED
     return Outcome.FAILED if phase == "call" else Outcome.ERROR
 
 
 def stop_of(error: BaseException) -> RunStop | None:
-    """The end of the run that an exception asks for, as pytest reads it; None if it asks for none.
+    """Return the end of the run that an exception requests, as pytest reads it; None if it requests none.
 
-    An exit code of 0 counts as 2: tests were not run.
+    An exit code of 0 counts as 2, because tests were not run.
     """
     if not isinstance(error, (pytest.exit.Exception, KeyboardInterrupt)):
         return None
@@ -49,9 +49,9 @@ def stop_of(error: BaseException) -> RunStop | None:
 
 
 def first_exit(error: BaseException) -> BaseException:
-    """The exception that the test itself has raised to end the run.
+    """Return the exception with which the test itself ended the run.
 
-    pytest raises the exit of a unittest method once more, without its code (``TestCaseFunction.addError``).
+    pytest raises the exit of a unittest method a second time, without its code (``TestCaseFunction.addError``).
     """
     context = error.__context__
     is_again = isinstance(error, pytest.exit.Exception) and isinstance(context, pytest.exit.Exception)
@@ -71,7 +71,7 @@ def describe_raised(error: BaseException) -> Raised:
 
 
 def describe_held_back(error: BaseException) -> Raised | None:
-    """Describe the exception that a block was holding back when its own wait for a peer failed; None if there is none.
+    """Describe the exception that a block delayed when its own wait for a peer failed; None if there is none.
 
     ``finally: barrier()`` replaces the exception of the test by that of the barrier, which has lost a peer.
     """
@@ -90,7 +90,7 @@ def is_harmless(error: BaseException) -> bool:
 
 
 def _traceback_of(error: BaseException) -> TracebackType | None:
-    # Read from the base class: the class of the test may define a property of that name.
+    # Read through the base class: the class of the test may define a property of that name.
     found: TracebackType | None = BaseException.__traceback__.__get__(error)  # type: ignore[union-attr]
     return found
 
@@ -102,10 +102,11 @@ def _plain_headline(error: BaseException) -> str:
 
 
 def _plain_text(error: BaseException) -> str:
-    """``str(error)``, if that runs code of Python itself only; otherwise its plain arguments."""
+    """Return ``str(error)`` if that runs only Python's own code; otherwise its plain arguments."""
     arguments: tuple[object, ...] = BaseException.args.__get__(error)  # type: ignore[attr-defined]
     if isinstance(error, BaseExceptionGroup):
-        arguments = arguments[:1]  # its text counts the exceptions and does not render them
+        # Its text counts the exceptions and does not render them.
+        arguments = arguments[:1]
     is_builtin = isinstance(type(error).__str__, WrapperDescriptorType)
     if is_builtin and all(map(_is_plain, arguments)):
         return str(error)
@@ -113,7 +114,7 @@ def _plain_text(error: BaseException) -> str:
 
 
 def _is_plain(value: object, depth: int = 0) -> bool:
-    # Exact types: a subclass may define ``__str__``.
+    # Exact types, because a subclass may define `__str__`.
     if type(value) in _PLAIN:
         return True
     is_sequence = type(value) in (tuple, list) and depth < _DEEPEST
@@ -127,7 +128,7 @@ def _innermost_place(traceback_: TracebackType | None) -> str:
 
 
 def _plain_traceback(error: BaseException) -> str:
-    """The chain of exceptions, the first one first, each with its frames and sources."""
+    """Format the chain of exceptions, oldest first, each with its frames and sources."""
     chain = [error]
     while (earlier := _earlier(chain[-1])) is not None and len(chain) < _LONGEST_CHAIN:
         chain.append(earlier)

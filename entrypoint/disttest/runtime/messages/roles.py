@@ -1,4 +1,4 @@
-"""The roles of spawned processes, which they note in a file for the supervisor of their test."""
+"""Roles of spawned processes, recorded in files for the supervisor of their test."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def role_file(stacks: Path, pid: int) -> Path:
-    """Where a process notes its role, beside the file into which it writes its stacks."""
+    """Return the file in which a process records its role, next to its file of stacks."""
     return stacks.with_name(f"{stacks.stem}.{pid}.role")

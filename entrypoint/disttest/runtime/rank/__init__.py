@@ -1,1 +1,1 @@
-"""A rank: runs tests when its world says so. An island: it knows nothing of the processes above it."""
+"""The process of a rank: runs tests on the orders of its world, and imports nothing of the processes above it."""

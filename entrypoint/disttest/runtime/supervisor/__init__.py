@@ -1,1 +1,1 @@
-"""The command's process: starts pytest as a child, outlives it, shows the run and writes the reports."""
+"""The process of the command: starts pytest as a child, outlives it, shows the run and writes the reports."""

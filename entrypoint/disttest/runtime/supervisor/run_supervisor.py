@@ -1,7 +1,6 @@
-"""The supervisor of a run: starts pytest as a child, outlives it whatever happens, and writes the reports.
+"""The supervisor of a run: starts pytest as a child, outlives it in any case, and writes the reports.
 
-Runs in the command's process, which imports neither torch nor a test, so nothing that a test does can
-take the reports away.
+It runs in the command's process, which imports neither torch nor a test, so no test can prevent the reports.
 """
 
 from __future__ import annotations
@@ -53,58 +52,58 @@ _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PytestProcess(Frozen):
-    """One of the pytest processes of a run, which run one after another."""
+    """One pytest process of a run; they run one after another."""
 
     name: str = ""
-    """Options that tell it from the others."""
+    """Options that distinguish it from the others."""
     arguments: tuple[str, ...] = ()
     """Further arguments for the process."""
 
 
 class Ending(Frozen):
-    """How the child ended, and what we had to do with it."""
+    """Exit status of the child, and the actions that ended it."""
 
     exit: Exit
     signal: int | None = None
-    """The signal that cancelled the run."""
+    """Signal that cancelled the run."""
     overdue: bool = False
-    """It did not keep the deadline."""
+    """Whether it missed the deadline."""
     in_order: bool = False
-    """The exit code is pytest's own; else a test, a plugin or a signal ended the process."""
+    """Whether the exit code is pytest's own; otherwise a test, a plugin or a signal ended the process."""
     doing: str = ""
-    """What it did last: ``importing test_x.py``."""
+    """Its last activity: ``importing test_x.py``."""
     kept: bool = False
-    """Pytest was done, and something kept its process, which was ended."""
+    """Whether pytest had finished and the process had to be ended because something kept it alive."""
 
 
 class _End(NamedTuple):
-    """How a pytest process ended."""
+    """Result of one pytest process."""
 
     conclusion: Conclusion
     no_test: str = ""
-    """Why it has had none, where nobody has said so yet."""
+    """Reason why it ran no test, if no other message states it."""
     note: str = ""
-    """What else there is to say of it."""
+    """Further note about it."""
 
     @property
     def is_early(self) -> bool:
-        """Whether the run ends with it, whatever else was to come."""
+        """Whether the run ends with it, even if other processes were to follow."""
         return bool(self.conclusion.reason) and self.conclusion.exit_code != ExitCode.NOTHING_COLLECTED
 
 
 def plugin_arguments() -> list[str]:
-    """How pytest is told to load the plugin: by the name it is installed under, else by its module."""
+    """Return the arguments that load the plugin: its installed name, otherwise its module."""
     installed = {entry.name for entry in metadata.entry_points(group="pytest11")}
     return ["-p", "disttest" if "disttest" in installed else "disttest.plugin"]
 
 
 def suite_arguments() -> list[str]:
-    """How pytest finds the settings of the bundled suites."""
+    """Return the arguments that select the settings of the bundled suites."""
     return ["-c", str(suites_dir() / "pytest.ini"), f"--rootdir={suites_dir()}"]
 
 
 def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> list[str]:
-    """The command line of the child."""
+    """Build the command line of the child."""
     argv = [sys.executable, "-m", "pytest", *plugin_arguments()]
     if targets.bundled:
         argv += suite_arguments()
@@ -132,16 +131,16 @@ def run_supervised(
     part: RunPart | None = None,
     view: RunView | None = None,
 ) -> RunResult:
-    """Run pytest to its end, or end it; nothing of it is left when this returns. Launcher mode has one for each size.
+    """Run pytest until it ends or must be ended; none of its processes is left on return.
 
     Args:
-        argv: the child's command line.
-        options: only the deadline, the seed and the sizes of launcher mode are read here.
-        directory: where the results go, claimed; it may lie elsewhere when this returns.
-        invocation: what the user asked, for the record.
+        argv: command line of the child.
+        options: options of the run; plugins may split it into several pytest processes.
+        directory: claimed results directory; it may have moved on return.
+        invocation: the user's request, for the record.
         hardware: the machine, for the record.
-        part: which part of a divided run it is.
-        view: shows the run while it lasts; without one, the terminal is pytest's.
+        part: part of a divided run.
+        view: shows the run; without one, pytest owns the terminal.
     """
     hold_signals()
     journal = Journal(directory.path / FILE_NAME)
@@ -176,7 +175,7 @@ def run_supervised(
         _append(journal, watch, Noted(at_s=journal.now(), message=f"not run with {process.name}: see above"))
     _close_journal(journal, ends, watch, sweep, directory)
     hide_what_was_learned(directory.path)
-    # What was learned to be hidden late stands in what was folded on the way.
+    # Events folded on the way may contain secrets that were learned later.
     run = fold(journal.events()) if masker.active else watch.folding.result()
     journal.close()
     return run
@@ -185,12 +184,12 @@ def run_supervised(
 def _arguments_of(
     processes: Sequence[PytestProcess], options: RunOptions, until_s: float
 ) -> Iterator[tuple[str, ...]]:
-    """Further arguments for each pytest process.
+    """Yield further arguments for each pytest process.
 
     Args:
-        processes: those of the run.
-        options: of the run.
-        until_s: its deadline, on the monotonic clock.
+        processes: processes of the run.
+        options: options of the run.
+        until_s: deadline of the run, on the monotonic clock.
     """
     for number, process in enumerate(processes):
         left_s = max(1, math.ceil(until_s - monotonic())) if number and options.deadline else 0
@@ -205,14 +204,15 @@ def _run_one(
     seed: int,
     until_s: float,
 ) -> _End:
-    """Run a pytest process to its end, or end it; nothing of it is left when this returns."""
+    """Run one pytest process until it ends or must be ended; none of its descendants is left on return."""
     board = LeaveBoard()
     reaper = Reaper()
     before = watch.folding.finished
     try:
         child = _start(argv, watch, board, reaper, directory, journal, seed)
         reaper.start()
-        load_reporters()  # while the child imports torch
+        # Load them while the child imports torch.
+        load_reporters()
         ending = _Supervisor(child, hold_signals(), watch, board).stand(until_s + DEADLINE_MARGIN_S)
         ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
         kill_descendants(spare=reaper.pids)
@@ -226,7 +226,7 @@ def _run_one(
 
 
 def _blame_test(journal: Journal, watch: Watch, ending: Ending) -> Ending:
-    """Record that an ordinary test has ended the process, if one ran in it: the test has failed, and the run ended early."""
+    """If an ordinary test ended the process, record the failure of the test and the early end of the run."""
     now_s, how = journal.now(), str(ending.exit)
     results = watch.folding.crash(how, at_s=now_s)
     if not results:
@@ -253,7 +253,7 @@ def _start(
     if masker.ledger >= 0:
         fds["ledger"] = masker.ledger
     argv = [*argv, *(f"--disttest-{name}={fd}" for name, fd in fds.items())]
-    # Plugins that are loaded before ours may import numpy or torch.
+    # Plugins that load before disttest's may import numpy or torch, so the limits are set in the environment.
     argv.append(f"--disttest-threads={asked_threads()}")
     extra_env = hash_seed(seed) | reaper.environment | single_threaded()
     if (standby := take_standby()) is not None:
@@ -270,20 +270,20 @@ def _start(
 
 @functools.cache
 def hold_signals() -> NotedSignals:
-    """From here to the end of this process the signals that cancel a run are only noted.
+    """Hold the signals that cancel a run until this process ends.
 
-    One that comes before the first event or between the reports would leave half of something behind.
+    A signal before the first event or between the reports would leave half of the results.
     """
     return NotedSignals(_CANCELLING)
 
 
 def cancelled_late() -> int | None:
-    """The number of a signal that came after the run had ended, while its reports were written."""
+    """Return a signal that arrived after the run had ended, while reports were written; None without one."""
     return hold_signals().first()
 
 
 class _Supervisor:
-    """Waits for the child, for signals, and for what the child prints."""
+    """Waits for the child, for signals, and for the child's output."""
 
     def __init__(self, child: Child, signals: NotedSignals, watch: Watch, board: LeaveBoard) -> None:
         self._child = child
@@ -297,7 +297,7 @@ class _Supervisor:
         watch.child_started(self._poller)
 
     def stand(self, limit_s: float) -> Ending:
-        """Stay until the child has ended, or has been ended, which happens at ``limit_s`` of the monotonic clock."""
+        """Wait until the child ends; end it at ``limit_s`` on the monotonic clock."""
         while True:
             self._watch.look(self._poller)
             if (ended := self._child.poll()) is not None:
@@ -311,13 +311,13 @@ class _Supervisor:
                 return Ending(exit=self._end(), signal=signum)
 
     def _is_kept(self) -> bool:
-        """Whether pytest has been done for too long, and its process lives on."""
+        """Whether pytest has finished and its process is still alive after the limit."""
         if math.isinf(self._leave_until_s) and self._board.is_leaving:
             self._leave_until_s = monotonic() + PYTEST_LEAVE_S
         return monotonic() >= self._leave_until_s
 
     def _end_kept(self) -> Ending:
-        """End it; pytest's own word is its exit code, whatever the end looks like."""
+        """End the process; pytest's own exit code counts, not that of the end."""
         ended, finished = self._end(), self._watch.folding.finished
         return Ending(exit=ended if finished is None else Exit(code=finished.exit_code), kept=True)
 
@@ -325,13 +325,14 @@ class _Supervisor:
         self._poller.poll(min(TICK_S, max(0.0, limit_s - monotonic())) * 1000)
 
     def _end(self) -> Exit:
-        """Ask pytest to stop, then make it."""
+        """Ask pytest to stop, then kill it."""
         self._child.signal(signal.SIGINT)
         limit_s = monotonic() + SUPERVISOR_CANCEL_S
         while self._child.poll() is None and monotonic() < limit_s:
             self._watch.look(self._poller)
             self._pause(limit_s)
-            self._signals.first()  # asked again: it ends already
+            # Read further signals without effect: the child is being ended already.
+            self._signals.first()
         if self._child.poll() is None:
             end_all([self._child], term_grace_s=PYTEST_TERM_S)
         return self._child.poll() or Exit(signal=signal.SIGKILL)
@@ -340,7 +341,7 @@ class _Supervisor:
 def _close_journal(
     journal: Journal, ends: Sequence[_End], watch: Watch, sweep: Sweep, directory: ResultsDirectory
 ) -> None:
-    """Say how the run ended, in the last line of the journal."""
+    """Write the end of the run as the last line of the journal."""
     if watch.cut_short:
         journal.end_line()
     if restored := directory.restore(journal):
@@ -360,12 +361,12 @@ def _close_journal(
 
 
 def _end_of(run: RunResult, ending: Ending, *, finished: bool) -> _End:
-    """How a pytest process ended; its own last word is checked, not trusted.
+    """Conclude one pytest process; its own report is checked, not trusted.
 
     Args:
-        run: what the run has come to by now.
-        ending: of the process.
-        finished: whether its last word is in the journal.
+        run: result of the run so far.
+        ending: end of the process.
+        finished: whether its own report is in the journal.
     """
     code, reason = conclusion = conclude(_facts(run, ending, finished=finished))
     note = _report_exit_blockers(ending)
@@ -385,7 +386,7 @@ def _report_exit_blockers(ending: Ending) -> str:
 
 
 def _join(ends: Sequence[_End]) -> Conclusion:
-    """What the run came to: the gravest of its processes decides."""
+    """Conclude the run: the gravest of its processes decides."""
     codes = [end.conclusion.exit_code for end in ends]
     code = join_exit_codes(codes, something_ran=any(code != ExitCode.NOTHING_COLLECTED for code in codes))
     reasons = [end.conclusion.reason for end in ends if end.conclusion.exit_code == code]
@@ -393,7 +394,7 @@ def _join(ends: Sequence[_End]) -> Conclusion:
 
 
 def _append(journal: Journal, watch: Watch, event: AnyEvent) -> None:
-    """Append; what the disk has no room for is part of the reports all the same."""
+    """Append an event; on a full disk it is part of the reports all the same."""
     watch.take(event)
     with contextlib.suppress(JournalError):
         journal.append(event)
@@ -411,12 +412,13 @@ def _facts(run: RunResult, ending: Ending, *, finished: bool) -> Facts:
             broken_off=_broken_off(run, ending, finished=finished),
         ),
         reason=run.reason if finished else "",
-        empty=False,  # pytest says so itself
+        # pytest reports an empty collection with its exit code.
+        empty=False,
     )
 
 
 def _broken_off(run: RunResult, ending: Ending, *, finished: bool) -> str:
-    """Why the exit code is not pytest's own; empty where it is. One that repeats pytest's last word is."""
+    """Return the reason why the exit code is not pytest's own; empty if it is, or repeats pytest's last report."""
     if ending.in_order or (finished and ending.exit.code == run.exit_code):
         return ""
     what = f"the pytest process ended with {ending.exit}"

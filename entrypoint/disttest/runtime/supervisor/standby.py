@@ -1,8 +1,8 @@
-"""A pytest process that was forked ahead of its run, with torch imported, and waits to be told what to do.
+"""A pytest process, forked before its run with torch imported, that waits for its orders.
 
     supervisor --(Orders; its output and the descriptors that it inherits)--> pytest process
 
-For the supervisor it is a child like one that it has started anew.
+The supervisor treats it as a child that it has started.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _PYTEST = ("-m", "pytest")
 
 
 class Orders(Frozen):
-    """What a pytest process is to be."""
+    """Orders of a pytest process."""
 
     arguments: tuple[str, ...]
     environ: dict[str, str]
     directory: str
     numbers: tuple[int, ...]
-    """Of its descriptors."""
+    """Numbers of its descriptors."""
 
 
 class Standby:
-    """The supervisor's hold on it; it ends with the command, if it was never told anything."""
+    """The supervisor's handle. The process ends with the command if it gets no orders."""
 
     def __init__(self, child: Child, line: socket.socket) -> None:
         self._child = child
@@ -56,11 +56,11 @@ class Standby:
         stdout: int = 1,
         stderr: int = 2,
     ) -> Child:
-        """Have it run pytest.
+        """Start pytest in the process.
 
         Args:
-            argv: the command line of a pytest process that would be started anew.
-            extra_env: what its environment has beside ours.
+            argv: command line of a newly started pytest process.
+            extra_env: environment variables in addition to those of this process.
             pass_fds: descriptors that it inherits.
             stdout: its standard output.
             stderr: its standard error.
@@ -70,6 +70,7 @@ class Standby:
         found = [(number, fd) for number, fd in zip(numbers, fds, strict=True) if is_open(fd)]
         orders = Orders(
             arguments=tuple(argv[argv.index(_PYTEST[0]) + len(_PYTEST) :]),
+            # Passed on unchanged; nothing is read from it here.
             environ={**os.environ, **extra_env},  # noqa: TID251  # handed on as it is
             directory=str(Path.cwd()),
             numbers=tuple(number for number, _ in found),
@@ -86,11 +87,11 @@ _standing_by: list[Standby] = []
 
 
 def stand_by(connection: socket.socket, at_end: Callable[[], None]) -> None:
-    """Fork a pytest process that waits for :func:`take_standby`; this process goes on as the command.
+    """Fork a pytest process that waits for :func:`take_standby`; this process continues as the command.
 
     Args:
-        connection: of the command, to whoever waits for it; the pytest process has no part in it.
-        at_end: what the pytest process does when pytest is over.
+        connection: connection of the command, which the pytest process closes.
+        at_end: called by the pytest process after pytest.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = fork_here()
@@ -103,12 +104,12 @@ def stand_by(connection: socket.socket, at_end: Callable[[], None]) -> None:
 
 
 def is_standing_by() -> bool:
-    """Whether this process is a command that was forked from a resident parent, and has not begun its run."""
+    """Whether this process is a command that was forked with a standby, and has not begun its run."""
     return bool(_standing_by)
 
 
 def take_standby() -> Standby | None:
-    """The process that stands by, once; None where there is none (any more)."""
+    """Return the waiting process once; None if there is none."""
     return _standing_by.pop() if _standing_by else None
 
 
@@ -116,7 +117,7 @@ def take_standby() -> Standby | None:
 
 
 def _run_pytest(line: socket.socket, at_end: Callable[[], None]) -> NoReturn:
-    """Wait for orders, and be ``python -m pytest``, down to the end of its interpreter."""
+    """Wait for orders, then act as ``python -m pytest`` until the interpreter ends."""
     message, received, _, _ = socket.recv_fds(line, 64, MOST_AT_ONCE)
     line.close()
     if not message:
@@ -128,7 +129,8 @@ def _run_pytest(line: socket.socket, at_end: Callable[[], None]) -> NoReturn:
     become(orders.environ, orders.directory)
     _carry_mark(orders.environ[MARK_VARIABLE])
     if (numpy := loaded("numpy")) is not None:
-        numpy.random.seed()  # a new process has drawn its own; Python's own generator sees to that by itself
+        # A new process draws a seed for numpy; a fork must do so explicitly. `random` reseeds itself after a fork.
+        numpy.random.seed()
     sys.argv = ["", *orders.arguments]
     keep_only_of_settled_sources()
     kept = KeptImports()
@@ -142,17 +144,17 @@ def _run_pytest(line: socket.socket, at_end: Callable[[], None]) -> NoReturn:
 
 
 def become(environ: Mapping[str, str], directory: str) -> None:
-    """Have the environment and the directory of another process."""
+    """Take over the environment and the directory of another process."""
     os.environ.clear()  # noqa: TID251
     os.environ.update(environ)  # noqa: TID251
     os.chdir(directory)
 
 
 def _carry_mark(mark: str) -> None:
-    """Show the mark in the environment that the kernel tells of this process and its forks, as if started with it.
+    """Write the mark into the initial environment, where the kernel shows it for this process and its forks.
 
     Raises:
-        RuntimeError: the process from which this one was forked left no room for it.
+        RuntimeError: the parent process reserved no space for the mark.
     """
     address, size = first_environment()
     place = ctypes.string_at(address, size).find(f"{MARK_VARIABLE}={NO_MARK}".encode())

@@ -1,1 +1,1 @@
-"""The supervisor of the ranks of one world: starts them, hears them, ends them, and judges what they did."""
+"""The process of a world: starts the ranks, receives their messages, judges their tests, ends them."""
