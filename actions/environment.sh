@@ -4,7 +4,9 @@ set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 # Never a name in /tmp: whoever of the machine's users makes it first would choose what runs.
-folder="${RUNNER_TEMP:?is not set; this is for steps of a GitHub workflow}/disttest-launch"
+# Two versions of the action in one job lie in two folders, and need two environments.
+key=$({ printf '%s\n' "$root"; cat "$root/requirements/launch.lock"; } | sha256sum | cut --characters=1-16)
+folder="${RUNNER_TEMP:?is not set; this is for steps of a GitHub workflow}/disttest-launch-$key"
 if [[ ! -e $folder/ready ]]; then
     "$DISTTEST_PYTHON" -m venv --clear "$folder"
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 
-from disttest.extras.resident.handover import run_by_parent
-
 
 def main() -> None:
-    """Be the command: by a fork of a resident parent, if one is there for it, else in this process."""
-    code = run_by_parent(sys.argv[1:], os.environ)  # noqa: TID251 - its reader imports more than this way takes
+    """Run the command: elsewhere if an extra takes it over early, otherwise in this process."""
+    code = _run_early()
     if code is not None:
         sys.exit(code)  # noqa: TID251
     try:
         _command()
     finally:
-        gc.freeze()  # the interpreter's last collections would look through all that was imported
+        # The last collections of the interpreter would look through everything that was imported.
+        gc.freeze()
+
+
+def _run_early() -> int | None:
+    """Ask each extra that has a module ``early``; return the exit code of the first one that ran the command.
+
+    The modules are found by their files: loading all plugins takes 0.08 s, a third of the command that such an extra speeds up.
+    """
+    # No pathlib here: importing it costs every such command 10 ms.
+    extras = f"{os.path.dirname(__file__)}/extras"  # noqa: PTH120
+    for name in sorted(os.listdir(extras)):  # noqa: PTH208
+        if not os.path.isfile(f"{extras}/{name}/early.py"):  # noqa: PTH113
+            continue
+        early = importlib.import_module(f"disttest.extras.{name}.early")
+        code: int | None = early.run_early(sys.argv[1:], os.environ)  # noqa: TID251
+        if code is not None:
+            return code
+    return None
 
 
 def _command() -> None:
-    """Be the command in this process; a plugin that cannot be loaded is told in one line."""
+    """Run the command in this process; a plugin that cannot be loaded is one line on standard error."""
     from disttest.errors import PluginError
 
     try:

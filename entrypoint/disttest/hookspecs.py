@@ -169,6 +169,29 @@ def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | No
 
 
 @hookspec
+def disttest_devices() -> Mapping[str, Callable[[str], object]]:
+    """Command and controller, when ``--device`` is read: devices that the plugin provides for runs on this machine.
+
+    Returns:
+        The form of each value, ``NAME`` or ``NAME:N``, and a function that raises a :class:`disttest.errors.UsageError` for a
+        value of this name that is not valid. :func:`disttest_around_run` makes the device.
+    """
+
+
+@hookspec
+def disttest_around_run(request: RunRequest) -> AbstractContextManager[Mapping[str, str]] | None:
+    """Command, immediately before a run: prepare this process, whose children run the tests.
+
+    Args:
+        request: everything that was asked.
+
+    Returns:
+        A context in which the command stays until the reports are written; None for nothing. Its value is a mapping from
+        fields of options to the text that each option now has.
+    """
+
+
+@hookspec
 def disttest_run_data(request: RunRequest) -> Any:
     """Command, before a run begins: data of the plugin that travels with the run.
 
@@ -740,6 +763,11 @@ def disttest_rank_configure(rank: Rank) -> None:
     Args:
         rank: this process.
     """
+
+
+@hookspec
+def disttest_group_made() -> None:
+    """Rank, each time the core has made the default process group of a test, before the test begins."""
 
 
 @hookspec(firstresult=True)

@@ -256,7 +256,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _enable_gc() -> None:
     """Go on collecting. What was made meanwhile counts as old: else the next object would have all of it looked through."""
-    if not is_frozen():  # a fork of a resident parent has torch frozen, and little else
+    if not is_frozen():  # a command that was forked with torch imported has frozen it already
         gc.freeze()
         gc.unfreeze()
     gc.enable()

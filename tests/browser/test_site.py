@@ -57,3 +57,15 @@ def test_the_four_parts_stand_above_each_page(browser: Browser, site: str) -> No
         ["disttest", "Tutorial", "How to", "Reference", "Explanation"]
     )
     assert page.locator("article img").evaluate("image => image.naturalWidth") > 0
+
+
+def test_a_page_in_a_folder_shows_its_figure_and_links_to_the_repository(browser: Browser, site: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{site}/design/processes/")
+
+    assert page.locator("article img").evaluate("image => image.naturalWidth") > 0
+    expect(page.get_by_role("link", name="plans", exact=True)).to_have_attribute("href", "../../planning/")
+    page.goto(f"{site}/observe/")
+    expect(page.get_by_role("link", name="the class")).to_have_attribute(
+        "href", "https://github.com/org/dist-tests/blob/main/entrypoint/disttest/observe/tool.py"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,9 +52,11 @@ def test_nothing_heavy_is_imported_until_it_is_needed(word) -> None:
     assert [] == [name for name in HEAVY if name in loaded]
 
 
-def test_who_only_hands_over_to_a_resident_parent_imports_next_to_nothing() -> None:
-    code = "import sys, disttest.__main__; print(*sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def test_a_command_that_an_extra_takes_over_early_imports_next_to_nothing(tmp_path: Path) -> None:
+    code = "import sys, disttest.__main__ as command; command._run_early(); print(*sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "--resident"], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
 
     loaded = ended.stdout.split()
     assert "disttest.extras.resident.handover" in loaded
@@ -85,6 +88,7 @@ OF_WORLDS = (
 )
 NOTES_WHAT_IS_LOADED = """
 import sys
+from pathlib import Path
 
 BEFORE = set(sys.modules)
 

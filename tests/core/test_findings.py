@@ -33,12 +33,12 @@ FINDINGS = {
         None,
     ),
     "groups_differ": (
-        r"deadlock between groups: rank 0 waits in all_reduce #1 \(group first\) at hangs.py:\d+, "
+        r"groups wait for each other: rank 0 waits in all_reduce #1 \(group first\) at hangs.py:\d+, "
         r"rank 1 waits in all_reduce #1 \(group second\) at hangs.py:\d+",
         None,
     ),
     "groups_in_opposite_order": (
-        r"deadlock between groups: rank 0 waits in barrier #1 \(group first\) at hangs.py:\d+, "
+        r"groups wait for each other: rank 0 waits in barrier #1 \(group first\) at hangs.py:\d+, "
         r"rank 1 waits in barrier #1 \(group second\) at hangs.py:\d+",
         None,
     ),

@@ -61,9 +61,9 @@ class Newcomer:
         }
         self.environ = {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "NO_COLOR": "1", **environ}
 
-    def types(self, text: str) -> str:
-        """Type it there."""
-        return said(text, self.folder, self.environ)
+    def types(self, text: str, folder: Path | None = None) -> str:
+        """Type it there, or in another folder."""
+        return said(text, folder or self.folder, self.environ)
 
 
 def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repository: Path) -> None:
@@ -74,21 +74,24 @@ def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repos
         GIT_CONFIG_VALUE_0=PUBLISHED,
     )
     first_screen = blocks("README.md", "Your own tests")
-    assert blocks("docs/tutorial.md", "Install")[0] in first_screen
     write_files(first_screen, somebody.folder)
+    (install, _), (run, _) = commands(first_screen)
+    from_the_clone = somebody.types(install, repository)
+    somebody.types("pip uninstall --yes dist-tests")
+    from_the_address = somebody.types(blocks("docs/tutorial.md", "Install")[0].text)
 
-    installed, ran = (somebody.types(typed) for typed, _ in commands(first_screen))
-
-    assert "Successfully installed dist-tests-" in installed
-    assert "2 passed" in ran.partition("passed: ")[0], ran
-    assert "passed: 2 passed" in ran
+    assert "Successfully installed dist-tests-" in from_the_clone
+    assert "Successfully installed dist-tests-" in from_the_address
+    for command in (run, "pytest test_mine.py"):
+        ran = somebody.types(command)
+        assert "2 passed" in ran, ran
     where = somebody.types("python -c 'import disttest; print(disttest.__file__)'")
     assert where.startswith(str(tmp_path / "environment")), "not the working copy of the tests"
 
 
 def test_a_suite_runs_from_a_clone_by_one_command(repository: Path) -> None:
     """In an environment that is there already; one file of the suite is enough."""
-    ((typed, _),) = commands(blocks("README.md", "Try it"))
+    (typed, _), _ = commands(blocks("README.md", "Try it"))
     provide(make_environment(repository / ".venv"), "disttest", "disttest.__main__:main")
     (repository / ".venv/.ready").touch()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MAKE"))}
@@ -101,15 +104,15 @@ def test_a_suite_runs_from_a_clone_by_one_command(repository: Path) -> None:
 
 
 def test_the_wheel_installs_from_an_index_by_the_name_of_the_readme(tmp_path: Path, repository: Path) -> None:
-    line = re.search(r"`(pip install 'dist-tests\[torch\]')`", (ROOT / "README.md").read_text())
-    assert line, "the README names what it will be once it is published"
+    name = re.search(r"The distribution is called `([a-z-]+)`", (ROOT / "README.md").read_text())
+    assert name, "the README names the distribution"
     page = tmp_path / "index" / "dist-tests"
     uv("build", "--quiet", "--wheel", "--out-dir", page, repository)
     (wheel,) = page.glob("*.whl")
     (page / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
     somebody = Newcomer(tmp_path, PIP_INDEX_URL=f"file://{tmp_path / 'index'}", PIP_EXTRA_INDEX_URL="")
 
-    said = somebody.types(line[1])
+    said = somebody.types(f"pip install '{name[1]}[torch]'")
 
     assert "Successfully installed dist-tests-" in said
     found = somebody.types(

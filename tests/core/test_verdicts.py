@@ -168,7 +168,7 @@ def test_a_flood_is_capped_with_head_and_tail(ended):
     assert len(text) < 1.1 * 1024 * 1024
     assert text.startswith("x" * 100)
     assert text.endswith("the end\n")
-    assert "bytes cut here, log limit reached" in text
+    assert "bytes cut here: log-limit" in text
 
 
 def test_odd_output_reaches_valid_reports(ended):

@@ -224,17 +224,20 @@ def test_ranks_run_over_nccl(cuda_lab):
 
 
 def test_the_command_emulates_gpus_and_every_report_says_so(cuda, tmp_path):
-    lab = Lab(tmp_path, python=str(cuda.python), environ=cuda.environ(0)).write(test_ranks=RANKS)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environ = cuda.environ(0, TMPDIR=str(temporary))
+    lab = Lab(tmp_path, python=str(cuda.python), environ=environ).write(test_ranks=RANKS)
 
     ended = lab.run("run", ".", "--device", "emulated-cuda:2")
 
     assert ended.exit_code == 0, ended.output
     assert ended.result("test_sum").outcome is Outcome.PASSED
-    assert "2 emulated GPUs: nothing that passes here was tested on a GPU" in ended.output
+    assert "2 emulated GPUs: no test ran on a real GPU" in ended.output
     assert ended.run.hardware.gpus == ("Emulated GPU (host memory)",) * 2
     for report in ("results.json", "summary.md", "report.html"):
         assert "Emulated GPU" in (ended.results / report).read_text(), report
-    assert not list(ended.results.glob(".emulated*"))
+    assert not list(temporary.glob("disttest-emulated-gpus-*"))
 
 
 def test_without_the_command_no_gpu_is_emulated(cuda, tmp_path):

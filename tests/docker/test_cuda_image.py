@@ -16,7 +16,7 @@ from documents import blocks, commands
 from engine import Engine, build, build_target
 from typed import said
 
-from disttest.emulated_device import emulated_environment
+from disttest.extras.emulated_gpus.gpu_environment import emulated_environment
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 import xml.etree.ElementTree as ET
@@ -102,6 +103,26 @@ def test_little_shared_memory_gets_advice(engine: Engine, image: str) -> None:
     done = engine.docker("run", "--rm", "--shm-size=64m", image, "doctor", check=False, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Start the container with --shm-size=1g or more" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("limit", "codes", "words"),
+    [
+        ("--pids-limit=12", {1, 7}, "may have 12 processes and threads"),
+        (
+            "--memory=150m",
+            {3},
+            "memory ran out: the kernel ran out of memory for it (150 MiB, the limit of its cgroup)",
+        ),
+    ],
+)
+def test_a_limit_that_is_too_small_is_named(
+    engine: Engine, image: str, project: Path, limit: str, codes: set[int], words: str
+) -> None:
+    done = docker_run(engine, image, project, limit)
+    assert done.returncode in codes, done.stdout + done.stderr
+    assert words in " ".join(done.stdout.split())
+    assert words in html.unescape((project / "results" / "summary.md").read_text())
 
 
 def test_stopping_it_leaves_reports_within_seconds(engine: Engine, image: str, project: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from engine import BASE, Engine, own_engine
+from junitparser import JUnitXml
 from launching import Launcher, ours, wait_until
 from sample_runs import SampleRun
 
@@ -198,12 +199,7 @@ def test_a_run_that_was_killed_has_outputs_reports_and_a_summary(
     for file in files.values():
         file.touch()
         os.chown(file, 1234, 1234)
-    run = SampleRun()
-    run.test(name="test_a")
-    journal = Journal(launcher.workspace / "so-far.jsonl")
-    for event in run.events:
-        journal.append(event)
-    journal.close()
+    write_journal(launcher.workspace / "so-far.jsonl")
     program = launcher.script(
         "import os, shutil\nshutil.copy('so-far.jsonl', 'results/events.jsonl')\nos.kill(os.getpid(), 9)"
     )
@@ -219,10 +215,28 @@ def test_a_run_that_was_killed_has_outputs_reports_and_a_summary(
     assert files["GITHUB_STEP_SUMMARY"].read_text()
 
 
+def test_the_next_launch_writes_the_reports_of_one_whose_launcher_was_killed(
+    launcher: Launcher, probe: str
+) -> None:
+    write_journal(launcher.workspace / "so-far.jsonl")
+    program = launcher.script(
+        "import shutil\nshutil.copy('so-far.jsonl', 'out/events.jsonl')\n" + READY_THEN_SLEEP
+    )
+    asked = ("--image", probe, "--gpus", "none")
+    process = start_ready(launcher, *asked, "--results", "out", program)
+    process.kill()
+    process.wait(10)
+    done = launcher.run(*asked, launcher.script("print('next')", "next.py"))
+    assert (done.returncode, done.stdout) == (0, "next\n")
+    cases = JUnitXml.fromfile(str(launcher.workspace / "out" / "junit.xml"))
+    assert (cases.tests, owner(launcher.workspace / "out" / "junit.xml")) == (1, owner(launcher.workspace))
+    assert "the launcher was killed" in (launcher.workspace / "out" / "summary.md").read_text()
+
+
 def test_limits_and_sandbox_of_the_container(launcher: Launcher, probe: str) -> None:
     process = start_ready(
         launcher, "--image", probe, "--gpus", "none", "--read-only", "--network", "none",
-        "--shm-size", "256m",
+        "--shm-size", "256m", "--memory", "512m", "--pids-limit", "99",
         launcher.script("open('/tmp/x', 'w').close()\n" + READY_THEN_SLEEP),
     )  # fmt: skip
     (container,) = ours(launcher.engine)
@@ -230,6 +244,7 @@ def test_limits_and_sandbox_of_the_container(launcher: Launcher, probe: str) -> 
     assert (
         host["ShmSize"], host["IpcMode"], host["Init"], host["ReadonlyRootfs"], host["NetworkMode"],
     ) == (256 * 1024**2, "private", True, True, "none")  # fmt: skip
+    assert (host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (512 << 20, 512 << 20, 99)
     limits = {limit["Name"] for limit in host["Ulimits"] or ()}
     assert (
         host["CapDrop"], host["SecurityOpt"], config["User"],
@@ -241,10 +256,24 @@ def test_limits_and_sandbox_of_the_container(launcher: Launcher, probe: str) -> 
     assert limits == {"memlock", "stack"} or "[ulimit-refused]" in err
 
 
-def test_missing_image(launcher: Launcher) -> None:
-    done = launcher.run("--image", "no/such:1", "--pull", "never", "--gpus", "none", "ddp")
-    assert done.returncode == 8
-    assert "no image no/such:1 here, and --pull never" in done.stderr
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("--image", "no/such:1", "--pull", "never"), "no image no/such:1 here, and --pull never"),
+        (("--image", "Bad/Name:1"), "[image-name]"),
+        (("--image", BASE, "--pull", "never"), "[image-empty]"),
+        (("--network", "no-such"), "[network-missing]"),
+        (("--memory", "1k"), "[memory-limit-small]"),
+    ],
+)
+def test_mistakes_of_the_user_are_usage_errors(
+    launcher: Launcher, probe: str, asked: tuple[str, ...], message: str
+) -> None:
+    image = () if "--image" in asked else ("--image", probe)
+    done = launcher.run(*image, *asked, "--gpus", "none", launcher.script("print('ran')"))
+    assert done.returncode == 4, done.stderr
+    assert message in done.stderr
+    assert ours(launcher.engine) == []
 
 
 def test_unreachable_registry_is_tried_again_and_explained(launcher: Launcher) -> None:
@@ -252,13 +281,6 @@ def test_unreachable_registry_is_tried_again_and_explained(launcher: Launcher) -
     assert done.returncode == 8
     assert "attempt 3 failed, trying again" in done.stderr
     assert "[registry-unreachable]" in done.stderr
-
-
-def test_image_without_disttest(launcher: Launcher, probe: str) -> None:
-    done = launcher.run("--image", BASE, "--pull", "never", "--gpus", "none", "ddp")
-    # The dead-man's timer, which starts disttest, says so: 127 is what a shell says too.
-    assert done.returncode == 127
-    assert "disttest" in done.stderr
 
 
 def test_gpus_that_the_engine_can_not_give(launcher: Launcher, probe: str, tmp_path: Path) -> None:
@@ -337,6 +359,16 @@ def test_signal_while_the_image_is_pulled(launcher: Launcher) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 143
+
+
+def write_journal(path: Path) -> None:
+    """The journal of a run that has had one test and is not at its end."""
+    run = SampleRun()
+    run.test(name="test_a")
+    journal = Journal(path)
+    for event in run.events:
+        journal.append(event)
+    journal.close()
 
 
 def copy_image(name: str, have: Engine, want: Engine, folder: Path) -> None:

@@ -137,8 +137,9 @@ def test_nothing_collected(lab):
     assert (ended.results / "junit.xml").exists()
 
 
-def test_an_earlier_run_is_kept(lab):
+def test_one_earlier_run_is_kept(lab):
     lab.write(test_good=GOOD)
+    lab.run("test_good.py")
     first = lab.run("test_good.py").run.run_id
     second = lab.run("test_good.py")
 
@@ -148,14 +149,29 @@ def test_an_earlier_run_is_kept(lab):
     assert first != second.run.run_id
 
 
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--", "--no-such-option"], 4), (["-k", "nothing"], 5)], ids=["usage", "empty"]
+)
+def test_a_run_without_a_test_leaves_the_results_before_it(lab, words, code):
+    before = lab.write(test_good=GOOD).run("test_good.py").run.run_id
+    ended = lab.run("test_good.py", *words)
+
+    assert code == ended.exit_code, ended.output
+    assert before == ended.run.run_id
+    assert ["results"] == [path.name for path in lab.folder.glob("results*")]
+    assert "results still has the results of the run before" in ended.output
+    on_github = lab.run("test_good.py", *words, GITHUB_ACTIONS="true")
+    assert before != on_github.run.run_id
+
+
 def test_as_many_earlier_runs_are_kept_as_were_asked_for(lab):
-    (lab.folder / "pyproject.toml").write_text("[tool.disttest]\nkeep-results = 1\n")
+    (lab.folder / "pyproject.toml").write_text("[tool.disttest]\nkeep-results = 2\n")
     lab.write(test_good=GOOD)
-    before = [lab.run("test_good.py").run.run_id for _ in range(3)]
+    for _ in range(3):
+        lab.run("test_good.py")
     last = lab.run("test_good.py").run.run_id
 
-    kept = [path for path in lab.folder.iterdir() if path.name.startswith("results-")]
-    assert [before[-1] in (path / "events.jsonl").read_text() for path in kept] == [True]
+    assert 2 == len([*lab.folder.glob("results-*")])
     lab.run("test_good.py", "--keep-results", "0")
     assert last not in "".join(path.name for path in lab.folder.glob("results-*"))
     assert not [*lab.folder.glob("results-*")]

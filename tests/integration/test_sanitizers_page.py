@@ -1,4 +1,4 @@
-"""docs/sanitizers.md and its how-to pages: their examples, typed as they stand there, say what the page shows."""
+"""The pages of the sanitizers: the commands of their examples print what the pages show."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import pytest
 from typed import check_page
 
 
-@pytest.mark.parametrize("title", ["deadlock", "order", "race", "values", "A tool of your own"])
-def test_the_examples_say_what_the_page_shows(lab, title):
-    check_page("docs/sanitizers.md", title, lab)
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        ("sanitizers", "deadlock"),
+        ("sanitizer-order", "Find one"),
+        ("sanitizer-race", "Find one"),
+        ("sanitizer-values", "Find one"),
+        ("observe", "A tool of your own"),
+    ],
+)
+def test_the_examples_say_what_the_page_shows(lab, page, title):
+    check_page(f"docs/{page}.md", title, lab)
 
 
 def test_the_how_to_about_a_loss_that_differs(lab):

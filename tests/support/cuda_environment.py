@@ -24,7 +24,8 @@ from pathlib import Path
 
 from lab import Lab
 
-from disttest.emulated_device import default_cache, emulated_environment
+from disttest.extras.emulated_gpus.build import default_cache
+from disttest.extras.emulated_gpus.gpu_environment import emulated_environment
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "cuda.lock"
@@ -102,7 +103,7 @@ def cuda_environment() -> CudaEnvironment:
     """
     python = _own_layer(_wheels())
     ended = subprocess.run(
-        [str(python), "-m", "disttest.emulated_device"], capture_output=True, text=True, check=False
+        [str(python), "-m", "disttest.extras.emulated_gpus"], capture_output=True, text=True, check=False
     )
     if ended.returncode:
         raise NoCudaEnvironment(f"the emulated device could not be built:\n{ended.stderr}\n{HOW}")

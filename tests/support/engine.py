@@ -27,7 +27,7 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException, ImageNotFound
 
-from disttest.emulated_device import default_cache
+from disttest.extras.emulated_gpus.build import default_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = default_cache(os.environ) / "docker"

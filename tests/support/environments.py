@@ -13,7 +13,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from disttest.emulated_device import default_cache
+from disttest.extras.emulated_gpus.build import default_cache
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 OURS = ("disttest", "dist_tests", "_disttest", "_dist_tests")

@@ -7,6 +7,7 @@ SIGINT, SIGTERM after 7.5 s, SIGKILL after 2.5 s more. Anything else that a file
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -22,6 +23,12 @@ from github_expressions import expand_text, holds
 BASH = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail")
 SIGTERM_AFTER_S, SIGKILL_AFTER_S = 7.5, 2.5
 STEP_KEYS = {"id", "if", "name", "shell", "env", "run", "uses", "with", "working-directory"}
+
+
+def launcher_environment(temp: Path, action: Path) -> Path:
+    """The folder below RUNNER_TEMP in which actions/environment.sh keeps the launcher of an action."""
+    key = f"{action}\n".encode() + (action / "requirements" / "launch.lock").read_bytes()
+    return temp / f"disttest-launch-{hashlib.sha256(key).hexdigest()[:16]}"
 
 
 @dataclass

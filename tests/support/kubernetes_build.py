@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from disttest.emulated_device import default_cache
+from disttest.extras.emulated_gpus.build import default_cache
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(__file__).parent / "kubernetes"

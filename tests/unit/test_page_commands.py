@@ -29,7 +29,11 @@ TYPED = {
     "tests/integration/test_history.py::test_the_page_says_what_is_printed": {"docs/history.md"},
     "tests/integration/test_chaos.py::test_the_examples_say_what_the_page_shows": {"docs/chaos.md"},
     "tests/integration/test_sanitizers_page.py::test_the_examples_say_what_the_page_shows": {
-        "docs/sanitizers.md"
+        "docs/sanitizers.md",
+        "docs/sanitizer-order.md",
+        "docs/sanitizer-race.md",
+        "docs/sanitizer-values.md",
+        "docs/observe.md",
     },
     "tests/integration/test_sanitizers_page.py::test_the_how_to_about_a_loss_that_differs": {
         "docs/loss-differs.md"

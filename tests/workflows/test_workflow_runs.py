@@ -12,6 +12,7 @@ import pytest
 import yaml
 from action_files import ROOT
 from github_artifacts import Artifacts
+from github_runner import launcher_environment
 from github_workflow import WorkflowRun
 
 STUB = ROOT / "tests" / "support" / "workers" / "step_stub.py"
@@ -40,8 +41,9 @@ def new_run(folder: Path, broken: Path) -> WorkflowRun:
     # On PATH it runs in place; what merges looks where the launcher's environment would be.
     seen = f'PYTHONPATH="{STUB.parents[1]}:{ROOT / "entrypoint"}"'
     put(folder / "bin", f'{seen} exec "{sys.executable}" "{STUB}" "$@"')
-    put(folder / "temp" / "disttest-launch" / "bin", real)
-    (folder / "temp" / "disttest-launch" / "ready").touch()
+    launcher = launcher_environment(folder / "temp", ROOT)
+    put(launcher / "bin", real)
+    (launcher / "ready").touch()
     (folder / "checkout").mkdir()
     environment = {
         name: value

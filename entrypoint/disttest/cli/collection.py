@@ -12,7 +12,7 @@ import click
 from disttest.cli.run import complete_targets
 from disttest.cli.words import warn
 from disttest.errors import ExitCode
-from disttest.options.flags import RegistryCommand, flags
+from disttest.options.flags import ListingCommand, flags
 from disttest.options.project_file import read_project_settings
 from disttest.options.run import by_command, filled, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
@@ -24,7 +24,7 @@ _COMPLETE = (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED)
 def list_command(leave: Callable[..., Any]) -> click.Command:
     """The command, around a way to end."""
 
-    @click.command(name="list", cls=RegistryCommand)
+    @click.command(name="list", cls=ListingCommand)
     @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]", shell_complete=complete_targets)
     @flags("list")
     @click.pass_obj

@@ -5,12 +5,14 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from disttest.options.flags import ShowingCommand
+
 VARIABLE = "_DISTTEST_COMPLETE"
 """Set by the shell's side, which asks the command itself what may follow."""
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command()
+@click.command(cls=ShowingCommand)
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

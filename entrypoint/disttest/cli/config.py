@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import click
 
+from disttest.options.flags import ShowingCommand
 from disttest.options.option import Option
 from disttest.options.project_file import ProjectSettings, read_project_settings
 from disttest.options.registry import PROJECT_OPTIONS
@@ -22,7 +23,7 @@ class EffectiveOption(NamedTuple):
     """The variable or the file that says so; empty for a default."""
 
 
-@click.command()
+@click.command(cls=ShowingCommand)
 @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]")
 def config(targets: tuple[str, ...]) -> None:
     """Show the settings of a run of these paths, and where each comes from: a flag wins over a variable, and that over a file."""

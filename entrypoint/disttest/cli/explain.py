@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from disttest.options.flags import ShowingCommand
 
-@click.command()
+
+@click.command(cls=ShowingCommand)
 @click.argument("words", nargs=-1, metavar="[DIR] [TEST]")
 @click.pass_context
 def explain(context: click.Context, words: tuple[str, ...]) -> None:

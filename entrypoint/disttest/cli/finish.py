@@ -11,7 +11,7 @@ from rich.console import Console
 
 from disttest import github
 from disttest.cli.words import warn
-from disttest.errors import ReportError
+from disttest.errors import ExitCode, ReportError
 from disttest.reports import write_reports
 from disttest.reports.annotations import render_annotations
 from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
@@ -32,6 +32,7 @@ def finish_run(
     empty_shard: bool,
     failures: bool,
     environ: Mapping[str, str],
+    keep: bool = True,
 ) -> int:
     """Write and tell everything about a run that has ended, and return the exit code of the command.
 
@@ -42,6 +43,7 @@ def finish_run(
         empty_shard: the plan has nothing for this shard, so that nothing to run is a success.
         failures: tell each failure in full; False where that was done as they came.
         environ: the environment, for GitHub's files.
+        keep: whether the results stay; otherwise those of the run before come back.
     """
     on_github = environ.get("GITHUB_ACTIONS") == "true"
     lost = _write(run, results)
@@ -55,7 +57,10 @@ def finish_run(
     idle = idle_suites(run) if floors.strict else ()
     for message in (*lost, *broken, *idle):
         warn(message)
-    click.echo(f"disttest: reports and logs in {short_path(results)}")
+    if keep:
+        click.echo(f"disttest: reports and logs in {short_path(results)}")
+    else:
+        click.echo(f"disttest: no test ran; {short_path(results)} still has the results of the run before")
     demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken, lost=lost)
     code = settle(run.exit_code, demands)
     if code and code != run.exit_code:
@@ -64,6 +69,18 @@ def finish_run(
     for message in _published(lambda: publish_outputs(run_outputs(run, results, code), environ)):
         warn(message)
     return code
+
+
+def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:
+    """Whether the results of a run may replace those of the run before it.
+
+    Args:
+        run: its result.
+        environ: the environment; later steps of a workflow read the outputs, which name the results.
+    """
+    found_nothing = run.exit_code in (ExitCode.USAGE, ExitCode.NOTHING_COLLECTED)
+    nothing_ran = not run.tests and not run.collection_errors
+    return environ.get("GITHUB_ACTIONS") == "true" or not (found_nothing and nothing_ran)
 
 
 def _published(publish: Callable[[], object]) -> list[str]:

@@ -12,6 +12,7 @@ import click
 from disttest.errors import DisttestError, UsageError
 from disttest.options.action_inputs import INPUTS, PREFIX, read_inputs, secret_variables, step_arguments
 from disttest.options.environment import environment
+from disttest.options.flags import RelayingCommand
 from disttest.options.registry import IN_CONTAINER
 
 MODE = "DISTTEST_STEP_MODE"
@@ -22,7 +23,7 @@ COMMAND = "DISTTEST_STEP_COMMAND"
 """Set by each action.yml: ``run``, ``plan`` or ``merge``."""
 
 
-@click.command(name="github-step", hidden=True)
+@click.command(name="github-step", hidden=True, cls=RelayingCommand)
 def github_step() -> None:
     """Run what the inputs of the action ask for, in this very process: the runner signals one pid only."""
     environ = environment()

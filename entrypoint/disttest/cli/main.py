@@ -27,7 +27,7 @@ from disttest.cli.run import run_command
 from disttest.cli.words import warn
 from disttest.errors import DisttestError, ExitCode
 from disttest.options.environment import environment
-from disttest.options.flags import ShowingCommand
+from disttest.options.flags import RegistryCommand
 from disttest.output import drain_streams, outlet, steady_streams
 from disttest.plugin_manager import plugin_manager
 
@@ -85,27 +85,7 @@ def _unread(number: int) -> int:
     return ExitCode.INTERNAL
 
 
-_SHOWING = frozenset(
-    {
-        "list",
-        "explain",
-        "plan",
-        "config",
-        "completion",
-        "man",
-        "resident",
-        "-h",
-        "--help",
-        "--version",
-    }
-)
-"""Commands of which nothing but their output (or that first of all) is wanted. Plugins make theirs of ShowingCommand."""
-_CHANNELS = frozenset({"node-agent"})
-"""Commands whose standard output is a channel to another process."""
-_FOR_PYTEST = frozenset({"run", "list", "plan"})
-"""Commands that hand ``-p`` on to pytest."""
-_PASSES_ON = frozenset({"launch", "github-step"})
-"""Commands that hand on the output of another command of ours, its words to GitHub included."""
+_HELP = ("-h", "--help", "--version")
 
 
 def _run(*typed: Any) -> NoReturn:
@@ -134,7 +114,7 @@ def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _without_plugin_words(words: Sequence[str]) -> list[str]:
     """Take ``-p no:NAME`` from the words of commands that run no pytest; the plugins of this process are chosen already."""
     runs = words[:1] and words[0] not in command.commands and not words[0].startswith("-")
-    if runs or _FOR_PYTEST.intersection(words[:1]):
+    if runs or _asked(words).collects:
         return list(words)
     kept: list[str] = []
     for word in words:
@@ -145,14 +125,18 @@ def _without_plugin_words(words: Sequence[str]) -> list[str]:
     return kept
 
 
+def _asked(words: Sequence[str]) -> RegistryCommand:
+    """Return the command that the first word names; one without any trait where it names none."""
+    named = command.commands.get(words[0]) if words else None
+    return named if isinstance(named, RegistryCommand) else RegistryCommand(name=None)
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point: what follows ``--`` is pytest's; errors of ours become one line and their exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    shown = any(
-        word in _SHOWING or isinstance(command.commands.get(word), ShowingCommand) for word in words[:1]
-    )
-    if not _CHANNELS.intersection(words[:1]):
-        on_github = environment().get("GITHUB_ACTIONS") == "true" and not _PASSES_ON.intersection(words[:1])
+    asked = _asked(words)
+    if not asked.is_channel:
+        on_github = environment().get("GITHUB_ACTIONS") == "true" and not asked.relays
         steady_streams(github.harmless if on_github else None)
     ours, rest = parted(words)
     ours = _without_plugin_words(ours)
@@ -163,11 +147,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(error.exit_code)
     except click.UsageError as error:
         error.show()
-        if isinstance(error, click.NoSuchOption) and error.ctx and error.ctx.info_name in _FOR_PYTEST:
+        if (
+            isinstance(error, click.NoSuchOption)
+            and error.ctx
+            and _asked([error.ctx.info_name or ""]).collects
+        ):
             warn(
                 f"options of pytest stand behind --, as in: disttest {error.ctx.info_name} PATH -- {error.option_name}"
             )
         _leave(ExitCode.USAGE)
     except click.Abort:
         _leave(130)
-    _leave(code or ExitCode.PASSED, shown=shown)
+    _leave(code or ExitCode.PASSED, shown=asked.shows or words[:1] in ([word] for word in _HELP))

@@ -8,12 +8,13 @@ import click
 
 import disttest
 from disttest.errors import MEANINGS, ExitCode
+from disttest.options.flags import ShowingCommand
 from disttest.options.registry import OPTIONS
 
 _LATER_CODES = ((129, "ended by SIGHUP"), (130, "ended by Ctrl-C (SIGINT)"), (143, "ended by SIGTERM"))
 
 
-@click.command()
+@click.command(cls=ShowingCommand)
 @click.pass_context
 def man(context: click.Context) -> None:
     """Print the manual page, as in: disttest man > ~/.local/share/man/man1/disttest.1."""

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from disttest.options.flags import RegistryCommand
+from disttest.options.flags import CollectingCommand
 from disttest.options.flags import flags as flags_of
 from disttest.planning.targets import suite_names
 
@@ -30,7 +30,7 @@ Run = Callable[[tuple[str, ...], Sequence[str], str, Mapping[str, Any]], Any]
 def run_command(do: Run) -> click.Command:
     """The command, around what is to be done with what was typed."""
 
-    @click.command(name="run", cls=RegistryCommand, context_settings={"ignore_unknown_options": False})
+    @click.command(name="run", cls=CollectingCommand, context_settings={"ignore_unknown_options": False})
     @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]", shell_complete=complete_targets)
     @flags_of("run")
     @click.pass_obj

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import shutil
@@ -13,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from disttest.cli.emulation import Emulation
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
 from disttest.cli.run_place import PreparedRun, RunPlace
@@ -30,10 +30,10 @@ from disttest.options.option import Option
 from disttest.options.project_file import ProjectSettings, read_project_settings
 from disttest.options.registry import COMMAND_SETTINGS, KEEP_RESULTS
 from disttest.options.run import RunOptions, by_command, filled, given_options, resolve_options
-from disttest.options.values import emulated_gpus
+from disttest.options.values import check_provided
 from disttest.output import drain_streams
 from disttest.planning.targets import Targets, resolve_targets
-from disttest.plugin_manager import plugin_manager
+from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.conclusion import Facts, conclude
 from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.fold import RunResult
@@ -102,7 +102,7 @@ class RunRequest:
         asked: dict[str, Any] = {
             "--setup": self.setup,
             self.place.option if self.place else "": self.place,
-            f"--device {device}": emulated_gpus(device),
+            f"--device {device}": check_provided(device),
         }
         return tuple(name for name, value in asked.items() if value)
 
@@ -191,23 +191,32 @@ def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
 
 def _run(request: RunRequest, signals: NotedSignals) -> int:
     """Run it on this machine or elsewhere, and report the result."""
-    started_s = time.monotonic()
-    selection = request.selection
-    if selection.last_failed:
+    if request.selection.last_failed:
         failed = only_failed(request.targets, request.options.results, warn)
         request = dataclasses.replace(request, targets=tuple(failed))
     resolved = resolve_targets(request.targets)
-    emulation = Emulation(request.options.device)
-    flags = emulation.start(dict(request.flags))
-    options = resolve_options(flags)
-    if runs_nothing(request.pytest_args):
-        return _ask_pytest(request, resolved, flags)
+    with contextlib.ExitStack() as surroundings:
+        request = _surrounded(request, surroundings)
+        if runs_nothing(request.pytest_args):
+            return _ask_pytest(request, resolved)
+        return _run_and_report(request, resolved, signals)
+
+
+def _surrounded(request: RunRequest, surroundings: contextlib.ExitStack) -> RunRequest:
+    """Enter the contexts that plugins keep around a run; the request with the options that they set."""
+    hook, manager = "disttest_around_run", contextlib.AbstractContextManager
+    flags = dict(request.flags)
+    for name, context in plugin_manager().named(hook, manager, request=request).items():  # type: ignore[type-abstract]
+        with blaming(name, hook):
+            flags |= surroundings.enter_context(context)
+    return dataclasses.replace(request, flags=flags, options=resolve_options(flags))
+
+
+def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignals) -> int:
+    started_s = time.monotonic()
+    options, selection = request.options, request.selection
     hardware = None if request.place else Devices(options).machine.hardware()
     directory = claim(options.results) if options.results else claim_default(warn)
-    keep = request.settings[KEEP_RESULTS.field]
-    if keep is not None:
-        remove_old(directory.path, keep, warn)
-    request = dataclasses.replace(request, flags=emulation.keep_in(directory.path, flags), options=options)
     for name, file in request.attachments.items():
         shutil.copyfile(file, directory.path / name)
     if request.place is not None:
@@ -215,8 +224,9 @@ def _run(request: RunRequest, signals: NotedSignals) -> int:
     else:
         assert hardware is not None
         result, owes_failures = _run_here(request, resolved, directory, hardware)
-    from disttest.cli.finish import finish_run  # what it needs was loaded while tests ran
+    from disttest.cli.finish import finish_run, is_worth_keeping  # loaded by now, while tests ran
 
+    keep = directory.earlier is None or is_worth_keeping(result, environment())
     code = finish_run(
         result,
         directory.path,
@@ -224,18 +234,22 @@ def _run(request: RunRequest, signals: NotedSignals) -> int:
         empty_shard=request.part is not None and request.part.is_empty,
         failures=owes_failures,
         environ=environment(),
+        keep=keep,
     )
-    emulation.end(directory.path)
+    if keep:
+        remove_old(directory.path, request.settings[KEEP_RESULTS.field], warn)
+    else:
+        directory.put_back_earlier()
     _drain(result, options, started_s, signals)
     late = cancelled_late()
     return code if late is None else conclude(Facts(signal=late)).exit_code
 
 
-def _ask_pytest(request: RunRequest, resolved: Targets, flags: Flags) -> int:
+def _ask_pytest(request: RunRequest, resolved: Targets) -> int:
     """Hand on what pytest answers without running a test."""
     extra = [*request.selection_arguments, *request.pytest_args]
     with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
-        return ask_pytest(resolved, filled(flags, Path(folder)), extra)
+        return ask_pytest(resolved, filled(request.flags, Path(folder)), extra)
 
 
 def _prepared(

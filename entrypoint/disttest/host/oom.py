@@ -1,8 +1,9 @@
-"""Memory that ran out: whether the kernel killed a process of ours for it, and whom it is to take first."""
+"""Limits on memory and processes that were reached: kills and refusals by the kernel, and its order of victims."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,20 +15,56 @@ _HANDICAP = 300
 
 @cache
 def own_cgroups() -> tuple[CgroupMount, ...]:
-    """The memory cgroups of this process, looked up once; children inherit the answer and the group."""
-    return tuple(mount for mount in detect_cgroups() if mount.version == 2 or "memory" in mount.controllers)
+    """The cgroups that limit this process, looked up once; children inherit the answer and the group."""
+    return tuple(
+        mount for mount in detect_cgroups() if mount.version == 2 or {"memory", "pids"} & {*mount.controllers}
+    )
 
 
 def count_oom_kills(groups: tuple[CgroupMount, ...]) -> int:
     """How many processes of these groups the kernel has killed because memory ran out."""
-    return sum(_kills(group) for group in groups)
+    # Of these very groups: v2 counts those of groups below in, v1 counts each where the victim sat.
+    return sum(
+        _number(group, "memory.events" if group.version == 2 else "memory.oom_control", "oom_kill")
+        for group in groups
+    )
 
 
-def _kills(group: CgroupMount) -> int:
-    # Of this very group: v2 counts those of groups below in, v1 counts each where the victim sat.
-    text = read_text(group.place / ("memory.events" if group.version == 2 else "memory.oom_control"))
-    words = dict(line.split()[:2] for line in text.splitlines() if len(line.split()) > 1)
-    return int(words.get("oom_kill", 0))
+def _count_refusals(groups: tuple[CgroupMount, ...]) -> int:
+    """How often the kernel has refused a process or a thread because of the limit of these groups."""
+    return sum(_number(group, "pids.events", "max") for group in groups)
+
+
+def _number(group: CgroupMount, file: str, name: str) -> int:
+    text = read_text(group.place / file)
+    return int(dict(line.split()[:2] for line in text.splitlines() if len(line.split()) > 1).get(name, 0))
+
+
+class Shortage:
+    """Counts kills for lack of memory and refused processes in the cgroups of this process, from its creation on.
+
+    Args:
+        groups: the cgroups; None: those of this process.
+    """
+
+    def __init__(self, groups: tuple[CgroupMount, ...] | None = None) -> None:
+        self._groups = own_cgroups() if groups is None else groups
+        self._kills, self._refusals = count_oom_kills(self._groups), _count_refusals(self._groups)
+
+    def notes(self) -> Iterator[str]:
+        """A line for each limit that was reached, with its value."""
+        if count_oom_kills(self._groups) > self._kills:
+            yield (
+                f"memory ran out: {describe_oom(self._groups)}. Give it more, or run fewer ranks at the same time (--slots)"
+            )
+        if _count_refusals(self._groups) > self._refusals:
+            limits = [
+                int(text) for group in self._groups for text in group.files("pids.max") if text.isdigit()
+            ]
+            yield (
+                f"processes ran out: the container may have {min(limits, default=0)} processes and threads. "
+                "Raise its limit (--pids-limit), or run fewer ranks at the same time (--slots)"
+            )
 
 
 def describe_oom(groups: tuple[CgroupMount, ...]) -> str:

@@ -37,7 +37,7 @@ threads wait for events; NVML starts one without initialising CUDA, which is ask
 _OF_GLOO = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
 """The threads of a gloo group wait for work and hold no lock; a fork lacks them, so it must not use the group, or end it."""
 _SAFE_FUNCTIONS = frozenset({"pytest_rerunfailures.ServerStatusDB.run_server"})
-"""It waits for workers of pytest-xdist to connect and holds no lock; ranks never do."""
+"""It waits for connections of worker processes and holds no lock; ranks never connect."""
 
 
 class OtherThread(Frozen):

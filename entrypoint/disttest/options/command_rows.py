@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 from disttest.options.option import rows_of
 from disttest.options.values import (
     AUTO,
     SWITCH,
     WHOLE,
+    Type,
     one_of,
     path,
     text,
@@ -16,9 +19,9 @@ _run = rows_of("run")
 
 KEEP_RESULTS = _run(
     "keep-results",
-    WHOLE,
-    "How many earlier runs, which are kept aside beside --results, stay; older ones are deleted.",
-    otherwise="all",
+    Type(form="N|all", parse=lambda text: sys.maxsize if text == "all" else WHOLE.parse(text)),
+    "Keep the results of so many earlier runs, as folders next to --results; older ones are deleted.",
+    default=1,
     has_variable=True,
     inputs=(),
     for_command=True,

@@ -29,6 +29,15 @@ class RegistryCommand(click.Command):
     Its help has the options in the groups of the registry, common ones first.
     """
 
+    shows = False
+    """Whether its output is all that is asked of it, so that a lost output is an error."""
+    collects = False
+    """Whether it has pytest collect tests, so that ``-p`` reaches pytest."""
+    is_channel = False
+    """Whether its standard output is a channel to another process."""
+    relays = False
+    """Whether it passes on the output of another disttest command, with that command's words to GitHub."""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give each switch its value."""
         switches = {flag for each in self.params if isinstance(each, _Switch) for flag in each.opts}
@@ -52,7 +61,31 @@ class RegistryCommand(click.Command):
 
 
 class ShowingCommand(RegistryCommand):
-    """A command whose output is all that is asked of it, so that a lost output is an error."""
+    """A command whose output is all that is asked of it."""
+
+    shows = True
+
+
+class CollectingCommand(RegistryCommand):
+    """A command that has pytest collect tests."""
+
+    collects = True
+
+
+class ListingCommand(CollectingCommand, ShowingCommand):
+    """A command that shows which tests pytest has collected."""
+
+
+class ChannelCommand(RegistryCommand):
+    """A command that another process reads and writes."""
+
+    is_channel = True
+
+
+class RelayingCommand(RegistryCommand):
+    """A command that runs another disttest command."""
+
+    relays = True
 
 
 class _Switch(click.Option):
@@ -152,7 +185,7 @@ def _flag(option: Option, type_: Type) -> Decorator:
         option.flag,
         option.field,
         cls=_Switch if option.is_switch else click.Option,
-        metavar=f"[{type_.form}]" if option.is_switch else type_.form,
+        metavar=option.form,
         help=option.description + variable,
         multiple=option.many,
         hidden=option.hidden,

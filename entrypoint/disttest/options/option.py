@@ -40,6 +40,10 @@ class Option(Frozen):
     """It is given once for each value; as an input of the action, one a line."""
     secret: bool = False
     """Its value stands on no command line of a child and in no record."""
+    in_environment: bool = False
+    """The input of the action travels in the option's variable, as it may hold a secret; a command line can be read by all."""
+    contained: str = ""
+    """Advice to those who give it where no container is started, which is an error; empty: nothing is lost there."""
     has_variable: bool = False
     """Whether ``DISTTEST_NAME`` is read where the flag is not given."""
     inputs: tuple[str, ...] = ()
@@ -92,7 +96,7 @@ class Option(Frozen):
     @property
     def form(self) -> str:
         """What stands behind the flag in help and docs."""
-        return f"[{self.type.form}]" if self.is_switch else self.type.form
+        return f"[{self.type.form}]" if self.is_switch else self.type.shown_form
 
     @property
     def description(self) -> str:
@@ -106,8 +110,8 @@ class Option(Frozen):
         lower = f"{self.description[0].lower()}{self.description[1:]}"
         if self.many and not self.secret:
             return f"One {self.type.form} a line: {lower}"
-        if self.type.choices:
-            *others, last = self.type.choices
+        if self.type.shown_choices:
+            *others, last = self.type.shown_choices
             return f"{', '.join(others)} or {last}: {lower}" if others else f"{last}: {lower}"
         return self.description
 

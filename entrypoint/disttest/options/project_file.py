@@ -109,7 +109,7 @@ def _text(option: Option, value: object, where: str, folder: Path) -> str:
     """The value as the text that a flag would have, checked as a flag's is."""
     parts = value if isinstance(value, list) else [value]
     if not all(isinstance(part, str | int | float) for part in parts):
-        raise UsageError(f"{where}: {value!r} is not {option.type.form}")
+        raise UsageError(f"{where}: {value!r} is not {option.type.shown_form}")
     text = ",".join(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)
     try:
         made = option.type.parse(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from disttest.errors import UsageError
 from disttest.model import Frozen, Isolation
+from disttest.plugin_manager import plugin_manager
 
 LARGEST_WORLD = 1024
 """A world is the processes of one machine; a larger one is a slip of the keyboard."""
@@ -34,6 +35,18 @@ class Type(Frozen):
     """The reverse, for the default."""
     choices: tuple[str, ...] = ()
     """All values, where they can be counted."""
+    provided: Callable[[], Iterable[str]] = tuple
+    """Forms of the values that plugins add; called only when the type is shown."""
+
+    @property
+    def shown_form(self) -> str:
+        """The form, with the values of plugins."""
+        return "|".join((self.form, *self.provided()))
+
+    @property
+    def shown_choices(self) -> tuple[str, ...]:
+        """The choices, with the values of plugins."""
+        return (*self.choices, *self.provided()) if self.choices else ()
 
 
 def parse_world_size(text: str) -> int:
@@ -158,24 +171,6 @@ def _isolation(text: str) -> Isolation | None:
     return None if text == AUTO else Isolation(text)
 
 
-EMULATED = "emulated-cuda"
-MOST_EMULATED = 16
-
-
-def emulated_gpus(device: str) -> int:
-    """How many emulated GPUs the option asks for; 0 for other devices.
-
-    Raises:
-        UsageError: no such number can be emulated.
-    """
-    name, _, count = device.partition(":")
-    if name != EMULATED:
-        return 0
-    if not re.fullmatch(r"[0-9]+", count) or not 1 <= int(count) <= MOST_EMULATED:
-        raise UsageError(f"{device!r} is not {EMULATED}:N with N from 1 to {MOST_EMULATED}")
-    return int(count)
-
-
 def text(form: str) -> Type:
     """Any text."""
     return Type(form=form)
@@ -198,15 +193,32 @@ def one_of(*choices: str, make: Callable[[str], Any] = str) -> Type:
 
 
 def devices(*known: str) -> Type:
-    """One of these types of devices, or emulated GPUs."""
-    choices = (*known, f"{EMULATED}:N")
+    """One of these types of devices, or a device that a plugin provides."""
 
     def parse(text: str) -> str:
-        if emulated_gpus(text) or text in known:
+        if text in known or check_provided(text):
             return text
-        raise UsageError(f"{text!r} is not one of {', '.join(choices)}")
+        raise UsageError(f"{text!r} is not one of {', '.join((*known, *_provided_devices()))}")
 
-    return Type(form="|".join(choices), parse=parse, choices=choices)
+    return Type(form="|".join(known), parse=parse, choices=known, provided=_provided_devices)
+
+
+def check_provided(device: str) -> bool:
+    """Whether a plugin provides this device.
+
+    Raises:
+        UsageError: the value names the plugin's device in a wrong way.
+    """
+    name = device.partition(":")[0]
+    for form, check in _provided_devices().items():
+        if form.partition(":")[0] == name:
+            check(device)
+            return True
+    return False
+
+
+def _provided_devices() -> Mapping[str, Any]:
+    return plugin_manager().mapping("disttest_devices", object)
 
 
 def member_of(kind: type[StrEnum]) -> Type:

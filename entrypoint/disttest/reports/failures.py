@@ -14,6 +14,7 @@ from disttest.reports.aggregates import FailureGroup
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, count, one_line, shorten
+from disttest.results.directory import short_path
 from disttest.results.findings import describe_plugins
 from disttest.results.fold import CollectionError, TestOutcome
 from disttest.results.narrative import describe_ranks, how_failed
@@ -47,12 +48,13 @@ class FailurePrinter:
         self._console = console
         self._repository = repository
         self._logs = LogFolder(results_dir)
+        self._in_results = f"{short_path(results_dir)}/" if results_dir else ""
 
     def print_failure(self, group: FailureGroup) -> None:
         """Print one failure, or one that many tests share."""
         self._print_lines(self._head(group))
         self._print_evidence("\n\n".join(self._evidence(group.first)))
-        self._print_lines(_foot(group))
+        self._print_lines(self._foot(group))
 
     def print_collection_error(self, error: CollectionError) -> None:
         """Print why a file could not be collected."""
@@ -98,20 +100,21 @@ class FailurePrinter:
 
     def _print_evidence(self, text: str) -> None:
         """Print what a test or a rank has written: cleaned, cut, indented."""
-        text = shorten(clean(text).strip("\n"), MAX_EVIDENCE)
+        text = shorten(
+            clean(text).strip("\n"), MAX_EVIDENCE, whole=f"disttest explain {self._in_results}".strip(" /")
+        )
         if not text:
             return
         # Straight to the file: there is nothing to style, and thousands of lines to write.
         self._console.file.write("".join(f"    {line}\n" for line in text.splitlines()))
 
-
-def _foot(group: FailureGroup) -> Iterator[Text]:
-    result = group.first.final
-    culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
-    logs = list(dict.fromkeys(clean(rank.log) for rank in culprit_first if rank.log))
-    if logs:
-        more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
-        yield Text(f"  log: {logs[0]}{more}", style="bright_black")
-    yield Text.assemble(("  repeat: ", "bright_black"), (group.repeat, "cyan"))
-    for word, line in group.further.items():
-        yield Text.assemble((f"  {word}: ", "bright_black"), (line, "cyan"))
+    def _foot(self, group: FailureGroup) -> Iterator[Text]:
+        result = group.first.final
+        culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
+        logs = list(dict.fromkeys(clean(rank.log) for rank in culprit_first if rank.log))
+        if logs:
+            more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
+            yield Text(f"  log: {self._in_results}{logs[0]}{more}", style="bright_black")
+        yield Text.assemble(("  repeat: ", "bright_black"), (group.repeat, "cyan"))
+        for word, line in group.further.items():
+            yield Text.assemble((f"  {word}: ", "bright_black"), (line, "cyan"))

@@ -101,7 +101,7 @@ class Cases:
         last = error.message.strip().rpartition("\n")[2]
         case.add_error_info(
             one_line(f"could not be collected: {last}"),
-            safe_text(shorten(clean(error.message), self.budget.details), "no message"),
+            safe_text(error.message, "no message", limit=self.budget.details),
             "collection",
         )
         return case

@@ -40,16 +40,24 @@ def one_line(text: str | bytes, limit: int = 400) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
-def shorten(text: str, limit: int) -> str:
+def shorten(text: str, limit: int, *, whole: str = "disttest explain") -> str:
     """Return ``text`` with its middle cut out, and the cut stated, if it is longer than ``limit`` characters.
 
-    The beginning says what failed and the end says where; the end is worth more and gets two thirds.
+    The beginning shows the failure and the end its place; the end is worth more and gets two thirds. A text that the mark
+    would not make shorter stays whole.
+
+    Args:
+        text: the text.
+        limit: its maximum length.
+        whole: the command that shows the whole text, for the mark.
     """
     if len(text) <= limit:
         return text
     head = _up_to_newline(text[: limit // 3])
     tail = _from_newline(text[len(text) - (limit - limit // 3) :]) if limit else ""
-    return f"{head}\n[… {count(len(text) - len(head) - len(tail), 'character')} cut …]\n{tail}".strip("\n")
+    cut = len(text) - len(head) - len(tail)
+    mark = f"[… {count(cut, 'character')} cut; {whole} shows the whole text …]"
+    return text if cut <= len(mark) else f"{head}\n{mark}\n{tail}".strip("\n")
 
 
 def _up_to_newline(text: str) -> str:

@@ -19,7 +19,7 @@ from disttest.errors import UsageError
 from disttest.host.proc import is_alive
 from disttest.limits import KILL_S
 from disttest.model import Frozen
-from disttest.results.earlier_runs import keep_earlier_run, left_in
+from disttest.results.earlier_runs import IGNORED, keep_earlier_run, left_in, put_back
 from disttest.results.journal import FILE_NAME, Journal
 
 DEFAULT = Path("results")
@@ -72,10 +72,12 @@ class ResultsDirectory:
         path: absolute.
         fd: open on the directory, with the lock.
         run_pid: the process that the run is known by.
+        earlier: the folder to which the claim moved the results of an earlier run; None without any.
     """
 
-    def __init__(self, path: Path, fd: int, *, run_pid: int) -> None:
+    def __init__(self, path: Path, fd: int, *, run_pid: int, earlier: Path | None = None) -> None:
         self._run_pid = run_pid
+        self.earlier = earlier
         self._fd = -1
         self._hold(path, fd)
         os.register_at_fork(after_in_child=self._let_go)
@@ -132,6 +134,12 @@ class ResultsDirectory:
                 child.rename(path / child.name)
             refuge.rmdir()
 
+    def put_back_earlier(self) -> None:
+        """Replace the files of this run by the results that the claim has moved away; does nothing without any."""
+        if self.earlier is not None and self.home.is_in_place():
+            with contextlib.suppress(OSError):
+                put_back(self.path, self.earlier)
+
     def release(self) -> None:
         """Let others have it."""
         if self._fd >= 0:
@@ -161,6 +169,7 @@ def claim(path: Path) -> ResultsDirectory:
     """
     path = path.absolute()
     real = path.resolve()  # a link to another disk stays one
+    earlier = None
     try:
         for _ in range(_MOST):
             real.parent.mkdir(parents=True, exist_ok=True)
@@ -169,8 +178,11 @@ def claim(path: Path) -> ResultsDirectory:
             with contextlib.suppress(FileNotFoundError):  # somebody has renamed it meanwhile
                 fd = _locked(real)
                 try:
-                    if _is_at(fd, real) and _is_made_empty(real):
-                        return ResultsDirectory(path, os.dup(fd), run_pid=os.getpid())
+                    if _is_at(fd, real) and left_in(real):
+                        earlier = keep_earlier_run(real)
+                    if _is_at(fd, real):
+                        _make_ready(real)
+                        return ResultsDirectory(path, os.dup(fd), run_pid=os.getpid(), earlier=earlier)
                 finally:
                     os.close(fd)
     except OSError as error:
@@ -225,14 +237,13 @@ def short_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _is_made_empty(path: Path) -> bool:
-    """Keep aside what an earlier run has left; False where that took the directory itself along."""
-    if left_in(path):
-        return keep_earlier_run(path)
+def _make_ready(path: Path) -> None:
+    """Check that there is room for a journal, and keep the directory out of any repository."""
     probe = path / ".writable"
     probe.write_bytes(b"x" * 4096)
     probe.unlink()
-    return True
+    with contextlib.suppress(FileExistsError), (path / IGNORED).open("x") as ignored:
+        ignored.write("*\n")
 
 
 def _is_at(fd: int, path: Path) -> bool:

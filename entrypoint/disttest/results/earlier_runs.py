@@ -7,6 +7,7 @@ import datetime
 import glob
 import itertools
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +18,17 @@ BEFORE = "unharmed"
 """The folder of a run that comes before the one of the directory, which begins only if that passes."""
 # The folder of what is kept aside where the directory itself cannot be renamed.
 _EARLIER = "earlier"
+# The file that keeps results out of a repository; it is not a part of a run.
+IGNORED = ".gitignore"
 _STAMP = "%Y%m%d-%H%M%S"
 # The name of what is kept aside, without that of the directory.
 _STAMPED = re.compile(r"(\d{8}-\d{6})(-\d+)?")
 
 
-def keep_earlier_run(path: Path) -> bool:
-    """Keep aside what an earlier run has left in a results directory; False where that took the directory itself along.
+def keep_earlier_run(path: Path) -> Path:
+    """Move the results of an earlier run into a folder of their own, and return it.
+
+    The directory itself is renamed; where that is not possible, its content is moved.
 
     Raises:
         UsageError: the directory holds something that no run of ours has left.
@@ -39,9 +44,20 @@ def keep_earlier_run(path: Path) -> bool:
     try:
         path.rename(target)
     except OSError:
-        _move_inside(path, stamp)
-        return True
-    return False
+        return _move_inside(path, stamp)
+    return target
+
+
+def put_back(path: Path, earlier: Path) -> None:
+    """Replace the content of a results directory by earlier results that :func:`keep_earlier_run` has moved."""
+    for child in left_in(path):
+        if child.is_dir() and not child.is_symlink():
+            shutil.rmtree(child)
+        else:
+            child.unlink()
+    for child in left_in(earlier):
+        child.rename(path / child.name)
+    shutil.rmtree(earlier)
 
 
 def kept_aside(path: Path) -> list[Path]:
@@ -89,15 +105,16 @@ def _journal_of(path: Path) -> Path | None:
 
 def left_in(path: Path) -> list[Path]:
     """What is in a results directory, apart from what was kept aside."""
-    return [child for child in path.iterdir() if child.name != _EARLIER]
+    return [child for child in path.iterdir() if child.name not in (_EARLIER, IGNORED)]
 
 
-def _move_inside(path: Path, stamp: str) -> None:
+def _move_inside(path: Path, stamp: str) -> Path:
     children = left_in(path)
     target = _unused(path / _EARLIER / stamp)
     target.mkdir(parents=True)
     for child in children:
         child.rename(target / child.name)
+    return target
 
 
 def _unused(path: Path) -> Path:

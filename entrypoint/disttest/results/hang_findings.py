@@ -20,7 +20,7 @@ from disttest.planning.backends import backend_named
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(
     r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/observe)/"
-    rf"|{HARNESS}|/disttest/masking\.py$|^<"
+    rf"|{HARNESS}|^<"
 )
 # Precedes the name and the stacks of each process that an ordinary test has started, behind its own.
 _STARTED_PROCESS = "\n\nprocess "
@@ -146,7 +146,7 @@ def _between_groups(_ranks: Sequence[RankRecord], waiting: dict[int, Collective]
     if len(groups) < 2:
         return None
     parts = [f"rank {rank} waits in {c.name}{_place(c)}" for rank, c in sorted(waiting.items())]
-    return Finding(f"deadlock between groups: {', '.join(parts)}")
+    return Finding(f"groups wait for each other: {', '.join(parts)}")
 
 
 def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:

@@ -61,7 +61,7 @@ class World:
         return self.rank == 0
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """For hypothesis and IPython, which show all fields of a dataclass unless they are told otherwise."""
+        """Print one line in IPython and in property-based tests, which otherwise list all fields of a dataclass."""
         printer.text(repr(self))
 
 
@@ -82,10 +82,10 @@ def provide_world(world: Callable[[], World], scratch: Callable[[], Path]) -> No
 
 def _this_process() -> _Provider:
     if _provider is None:
-        if "RANK" in os.environ:  # noqa: TID251 - of --spmd or of another launcher
+        if "RANK" in os.environ:  # noqa: TID251 - set by a launcher
             raise LookupError(
-                "no world here: with --spmd or torchrun each test makes its process group itself; "
-                "run tests that use the fixture world without them"
+                "no world here: under a launcher such as torchrun each test makes its own process group; "
+                "run tests that use the fixture world without it"
             )
         raise LookupError(
             "no world here: mark the test with @pytest.mark.world_size(N), "

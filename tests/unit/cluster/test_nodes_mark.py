@@ -58,7 +58,7 @@ def test_a_world_over_more_machines_than_there_are_is_skipped_with_the_reason() 
         gpus=0, device="cpu", pool=2
     ).refusal(shape)
     alone = TargetHost(gpus=0, device="cpu").refusal(shape)
-    assert "this machine is one: run it with --launcher slurm (or kubernetes) --nodes N" in alone
+    assert "this machine is one: run it on a cluster (--launcher NAME --nodes N)" in alone
 
 
 class TestPorts:

@@ -3,7 +3,7 @@
 import pytest
 
 from disttest.host.devices.cpu import CgroupMount
-from disttest.host.oom import count_oom_kills, volunteer_for_oom
+from disttest.host.oom import Shortage, count_oom_kills, volunteer_for_oom
 
 
 def group(folder, version):
@@ -29,6 +29,22 @@ def test_kills_are_counted(tmp_path, version, name, text):
 def test_a_kernel_that_does_not_count_is_no_error(tmp_path, version):
     assert 0 == count_oom_kills((group(tmp_path, version),))
     assert 0 == count_oom_kills(())
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_limit_that_is_reached_is_named(tmp_path, version):
+    (tmp_path / "pids.max").write_text("12\n")
+    (tmp_path / "pids.events").write_text("max 3\n")
+    shortage = Shortage((group(tmp_path, version),))
+    assert list(shortage.notes()) == []
+
+    (tmp_path / "pids.events").write_text("max 4\n")
+    kills = {1: ("memory.oom_control", "memory.limit_in_bytes"), 2: ("memory.events", "memory.max")}[version]
+    (tmp_path / kills[0]).write_text("oom_kill 1\n")
+    (tmp_path / kills[1]).write_text(f"{150 << 20}\n")
+    memory, processes = shortage.notes()
+    assert "150 MiB, the limit of its cgroup" in memory
+    assert "may have 12 processes and threads" in processes
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 300), (-500, -200), (900, 1000)])

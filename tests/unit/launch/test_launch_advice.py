@@ -10,6 +10,9 @@ from disttest.extras.container.engine_advice import ENGINE_ADVICE, explain
 
 MESSAGES = {
     "nvidia-container-cli: load library failed: libnvidia-ml.so.1": "nvidia-smi-missing",
+    "no such image: Bad/Name:1: invalid reference format: repository name must be lowercase": "image-name",
+    "network nosuch not found": "network-missing",
+    "Minimum memory limit allowed is 6MB": "memory-limit-small",
     "manifest for ghcr.io/org/dist-tests:9 not found: manifest unknown": "image-missing",
     "pull access denied for x, repository does not exist or may require 'docker login'": "image-denied",
     "Get https://registry-1.docker.io/v2/: dial tcp: lookup registry-1.docker.io: no such host": (

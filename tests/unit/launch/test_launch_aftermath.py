@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 from sample_runs import SampleRun
 
 from disttest.errors import ExitCode
-from disttest.extras.container.aftermath import Aftermath
+from disttest.extras.container.aftermath import Aftermath, rebuild_left_run
 from disttest.model import Cause, Outcome
-from disttest.results.journal import FILE_NAME, Journal
+from disttest.results.fold import fold
+from disttest.results.journal import FILE_NAME, Journal, read_events
 
 
 class Step:
@@ -24,7 +27,7 @@ class Step:
         self.said: list[str] = []
 
     def begin(self) -> Aftermath:
-        return Aftermath(self.results, self.environ, self.said.append)
+        return Aftermath(self.results, self.results.parent, self.environ, self.said.append)
 
     def run_inside(self, *, to_its_end: bool = False) -> None:
         """What a run has written when it was killed, or at its end."""
@@ -53,7 +56,10 @@ def step(tmp_path: Path) -> Step:
 def test_a_run_that_was_broken_off_has_reports_outputs_and_a_summary(step: Step, code: int) -> None:
     aftermath = step.begin()
     step.run_inside()
-    aftermath.settle(code)
+    aftermath.settle(code, "the engine went away")
+
+    run = fold(read_events(step.results / FILE_NAME))
+    assert (run.exit_code, run.reason, run.notes) == (code, "the engine went away", ())
 
     outputs = step.outputs()
     assert (str(int(code)), str(step.results / "junit.xml")) == (outputs["exit-code"], outputs["junit"])
@@ -75,9 +81,53 @@ def test_a_time_limit_is_one_truth(step: Step) -> None:
     aftermath = step.begin()
     step.run_inside(to_its_end=True)
     step.output.write_text("exit-code<<end\n143\nend\n")
-    aftermath.settle(124)
+    step.summary.write_text("cancelled by SIGTERM")
+    aftermath.settle(124, "the time limit passed")
 
     assert ("124", "timed-out") == (step.outputs()["exit-code"], step.outputs()["conclusion"])
+    assert "the time limit passed" in step.summary.read_text()
+    assert "cancelled" not in step.summary.read_text()
+    assert fold(read_events(step.results / FILE_NAME)).exit_code == 124
+    assert "the time limit passed" in (step.results / "summary.md").read_text()
+
+
+def test_a_run_without_a_directory_of_its_own_is_found(step: Step, tmp_path: Path) -> None:
+    aftermath = Aftermath(None, tmp_path, step.environ, step.said.append)
+    step.run_inside()
+    aftermath.settle(137, "killed")
+
+    assert step.outputs()["junit"] == str(step.results / "junit.xml")
+
+
+def test_a_line_that_was_cut_takes_no_other_along(step: Step) -> None:
+    aftermath = step.begin()
+    step.run_inside()
+    with (step.results / FILE_NAME).open("ab") as journal:
+        journal.write(b'{"type": "test_fin')
+    aftermath.settle(137, "killed")
+
+    assert fold(read_events(step.results / FILE_NAME)).exit_code == 137
+
+
+def test_the_run_of_a_launcher_that_is_gone_gets_its_reports_once(step: Step) -> None:
+    step.run_inside()
+    for _ in range(2):
+        rebuild_left_run(step.results, step.results.parent, step.said.append)
+
+    run = fold(read_events(step.results / FILE_NAME))
+    assert (run.exit_code, len(run.tests), len(step.said)) == (137, 2, 1)
+    assert (step.results / "junit.xml").exists()
+
+
+def test_a_directory_that_a_run_holds_is_left_alone(step: Step) -> None:
+    step.run_inside()
+    holder = os.open(step.results, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    before = (step.results / FILE_NAME).read_bytes()
+    rebuild_left_run(step.results, step.results.parent, step.said.append)
+    os.close(holder)
+
+    assert before == (step.results / FILE_NAME).read_bytes()
 
 
 @pytest.mark.parametrize("code", [127, 130])
@@ -90,6 +140,6 @@ def test_a_launch_without_a_run_has_outputs_and_none_of_an_earlier_run(step: Ste
 
 
 def test_outside_of_a_workflow_nothing_is_published(step: Step, tmp_path: Path) -> None:
-    Aftermath(None, {}, step.said.append).settle(8)
+    Aftermath(None, tmp_path, {}, step.said.append).settle(8)
 
     assert not step.output.exists()

@@ -14,7 +14,9 @@ from disttest.options.action_inputs import INPUTS, Input, read_inputs, secret_va
 
 def _takes_any_text(one: Input) -> bool:
     option = one.own or one.launch
-    return option is not None and not (option.many or option.is_switch or option.secret)
+    return option is not None and not (
+        option.many or option.is_switch or option.secret or option.in_environment
+    )
 
 
 HOSTILE = "$(touch x); `id` \"'\n${{ github.token }} --help -x"
@@ -26,9 +28,10 @@ def test_a_launched_run() -> None:
         "results": "out", "deadline": "60", "read-only": "true", "env": "A=1\n\n B ", "working-directory": "sub",
     }  # fmt: skip
     assert step_arguments("run", values, in_place=False) == [
-        "launch", "--gpus=all", "--deadline=60", "--results=out", "--env=A=1", "--env=B", "--read-only=true",
+        "launch", "--gpus=all", "--deadline=60", "--results=out", "--read-only=true",
         "run", "--world-sizes=2", "ddp", "my tests", "--", "-k", "a or b",
     ]  # fmt: skip
+    assert secret_variables("run", values) == {"DISTTEST_ENV": "A=1\n\n B "}
 
 
 def test_in_place_only_the_run_remains() -> None:
@@ -38,11 +41,17 @@ def test_in_place_only_the_run_remains() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["network", "read-only", "user", "image", "mount", "env", "time-limit"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("network", "read-only", "user", "image", "mount", "env", "time-limit"),
+        *("memory", "pids-limit", "shm-size"),
+    ],
+)
 def test_what_only_a_container_gives_is_refused_in_place(name: str) -> None:
     values = {"suite": "ddp", name: "true"}
     with pytest.raises(
-        UsageError, match=f"^input {name}: disttest is installed here and runs without a container"
+        UsageError, match=rf"^input {name}: no container is started here, .*: set in-place to never"
     ):
         step_arguments("run", values, in_place=True)
     assert step_arguments("run", values, in_place=False)[0] == "launch"
@@ -147,5 +156,7 @@ def test_a_setup_script_is_the_business_of_the_command_inside(in_place: bool) ->
 def test_requirements_are_installed_by_a_launch_only() -> None:
     values = {"suite": "tests", "requirements": "more.txt"}
     assert "--requirements=more.txt" in step_arguments("run", values, in_place=False)
-    with pytest.raises(UsageError, match="input requirements: disttest runs in place here"):
+    with pytest.raises(
+        UsageError, match=r"input requirements: no container is started here, .*: install in a step before"
+    ):
         step_arguments("run", values, in_place=True)

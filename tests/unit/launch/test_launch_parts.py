@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 from docker.errors import APIError
+from msgspec.structs import replace
 
 from disttest.errors import EngineError, UsageError
 from disttest.extras.container.container_environment import choose_environment
+from disttest.extras.container.container_spec import LaunchSpec
 from disttest.extras.container.endpoints import connection_arguments, endpoints
 from disttest.extras.container.engine import EngineFacts, is_passing, read_facts, split_tag
 from disttest.extras.container.gpus import HostGpu
 from disttest.extras.container.launch_host import usable
-from disttest.extras.container.launching import exit_code
+from disttest.extras.container.launching import end_of
 from disttest.extras.container.options import LaunchOptions
 from disttest.extras.container.ownership import HandBack, Owner, choose_user, hand_back_of, needs_hand_back
 from disttest.extras.container.prepare import choose_image, prepare
@@ -190,8 +192,11 @@ def test_secrets_never_pass_by_themselves() -> None:
         "GITHUB_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "TORCH_HUB_TOKEN": "u",
         "DISTTEST_INPUT_SUITE": "x",
         "PATH": "/bin", "HOME": "/root", "LD_PRELOAD": "x", "NCCL_DEBUG": "INFO", "GITHUB_SHA": "abc",
+        "TORCH_AUTH": "a", "DISTTEST_API": "b", "DISTTEST_ENV": "S=c", "NCCL_API_KEY": "d", "GLOO_AUTH": "e",
+        "DISTTEST_SEED": "3", "TORCH_LOGS": "dynamo",
     }  # fmt: skip
-    assert choose_environment(environ, ()) == {"NCCL_DEBUG": "INFO", "GITHUB_SHA": "abc"}
+    passing = {"NCCL_DEBUG", "GITHUB_SHA", "DISTTEST_SEED", "TORCH_LOGS"}
+    assert choose_environment(environ, ()) == {name: environ[name] for name in passing}
     assert choose_environment(environ, ("GITHUB_TOKEN", "A=b=c", "ABSENT"))["GITHUB_TOKEN"] == "t"
 
 
@@ -259,11 +264,16 @@ def test_a_run_with_leases_takes_its_number_of_gpus_by_itself(
     assert spec.environment.get("DISTTEST_GPUS") == told
 
 
-def prepared(options: LaunchOptions, environ: dict[str, str] | None = None, gpus: tuple[HostGpu, ...] = ()):
+def prepared(
+    options: LaunchOptions,
+    environ: dict[str, str] | None = None,
+    gpus: tuple[HostGpu, ...] = (),
+    facts: EngineFacts = DOCKER,
+):
     return prepare(
         options,
         environ=environ or {},
-        facts=DOCKER,
+        facts=facts,
         host_gpus=gpus,
         client=ProcessIdentity(boot="b", namespace="n", pid=1, started=2),
         now_s=100.0,
@@ -296,6 +306,23 @@ def test_mounts_are_the_workspace_and_what_lies_outside_it(tmp_path: Path) -> No
     assert spec.user == f"{os.getuid()}:{os.getgid()}"
 
 
+def test_limits_of_the_container(tmp_path: Path) -> None:
+    asked = LaunchOptions(arguments=(), workspace=tmp_path, working_dir=tmp_path, memory_bytes=4 << 30)
+    spec = prepared(asked).spec
+    assert (spec.memory_bytes, spec.pids, spec.shm_bytes) == (4 << 30, 16_384, 2 << 30)
+    assert prepared(replace(asked, pids_limit=0)).spec.pids == 0
+    assert prepared(replace(asked, pids_limit=99)).spec.pids == 99
+
+
+def test_limits_that_the_engine_cannot_keep(tmp_path: Path) -> None:
+    bare = EngineFacts(name="docker", version="27", limits_memory=False, limits_pids=False)
+    asked = LaunchOptions(arguments=(), workspace=tmp_path, working_dir=tmp_path)
+    assert prepared(asked, facts=bare).spec.pids == 0
+    for limit in ({"memory_bytes": 4 << 30}, {"pids_limit": 99}):
+        with pytest.raises(EngineError, match="this engine cannot limit"):
+            prepared(replace(asked, **limit), facts=bare)
+
+
 @pytest.mark.parametrize("folder", ["/", "/usr", "/etc", "/proc", "/nowhere"])
 def test_folders_that_can_not_be_mounted(folder: str) -> None:
     with pytest.raises(UsageError, match="--workspace"):
@@ -303,6 +330,22 @@ def test_folders_that_can_not_be_mounted(folder: str) -> None:
 
 
 def test_a_killed_run_ends_with_our_signal_and_others_with_their_own_code() -> None:
-    assert exit_code(ContainerOutcome(code=137, signum=2, killed=True)) == 130
-    assert exit_code(ContainerOutcome(code=2, signum=2)) == 2
-    assert exit_code(ContainerOutcome(code=1)) == 1
+    spec = LaunchSpec(image="i", arguments=(), working_dir="/w", time_limit_s=60)
+    ends = {
+        130: ContainerOutcome(code=137, signum=2, killed=True),
+        2: ContainerOutcome(code=2, signum=2),
+        1: ContainerOutcome(code=1),
+        137: ContainerOutcome(code=137, lasted_s=59),
+        3: ContainerOutcome(code=137, out_of_memory=True),
+    }
+    assert {code: end_of(outcome, spec).code for code, outcome in ends.items()} == {
+        code: code for code in ends
+    }
+
+
+def test_a_time_limit_is_told_from_the_deadline_of_the_run() -> None:
+    spec = LaunchSpec(image="i", arguments=(), working_dir="/w", time_limit_s=60)
+    assert end_of(ContainerOutcome(code=124, lasted_s=59), spec).reason == ""
+    for code in (124, 137):
+        end = end_of(ContainerOutcome(code=code, lasted_s=60.1), spec)
+        assert (end.code, "time limit of 60 s" in end.reason) == (124, True)

@@ -89,6 +89,16 @@ def test_rootless_engines_are_not_asked_for_limits() -> None:
     assert "ulimits" not in container_arguments(structs.replace(SPEC, raise_limits=False))
 
 
+def test_memory_and_processes_are_limited_and_swap_is_not_added() -> None:
+    limited = container_arguments(structs.replace(SPEC, memory_bytes=GIB, pids=99))
+    assert {name: limited[name] for name in ("mem_limit", "memswap_limit", "pids_limit")} == {
+        "mem_limit": GIB, "memswap_limit": GIB, "pids_limit": 99,
+    }  # fmt: skip
+    unlimited = container_arguments(SPEC)
+    assert unlimited["pids_limit"] == -1
+    assert "mem_limit" not in unlimited
+
+
 def test_root_keeps_its_capabilities_and_others_have_none() -> None:
     assert container_arguments(SPEC)["cap_drop"] == ["ALL"]
     assert "cap_drop" not in container_arguments(structs.replace(SPEC, user="0:0"))

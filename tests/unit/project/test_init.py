@@ -32,7 +32,7 @@ def test_an_empty_project_gets_all_of_it(tmp_path):
 
     assert {"pyproject.toml", "tests/test_ranks.py", WORKFLOW} == files.keys()
     assert "disttest run tests/test_ranks.py" in said
-    assert {"timeout": "120", "keep-results": "10"} == dict(read_project_settings(folder=tmp_path).texts)
+    assert {"timeout": "120"} == dict(read_project_settings(folder=tmp_path).texts)
     compile(files["tests/test_ranks.py"], "test_ranks.py", "exec")
     steps = yaml.safe_load(files[WORKFLOW])["jobs"]["distributed"]["steps"]
     assert "tests" == steps[1]["with"]["suite"]
@@ -54,7 +54,7 @@ def test_settings_are_put_behind_those_of_others_and_tests_where_pytest_looks(tm
     init(tmp_path)
 
     assert (tmp_path / "pyproject.toml").read_text().startswith(f"{project}\n")
-    assert {"timeout": "120", "keep-results": "10"} == dict(read_project_settings(folder=tmp_path).texts)
+    assert {"timeout": "120"} == dict(read_project_settings(folder=tmp_path).texts)
     assert (tmp_path / "checks" / "test_ranks.py").exists()
 
 

@@ -15,6 +15,7 @@ from disttest.model import Outcome
 from disttest.reports.live import LiveView, render_live
 from disttest.reports.progress import Progress, status_line
 from disttest.reports.terminal import print_final
+from disttest.reports.text import shorten
 from disttest.reports.views import PlainView, make_view
 from disttest.results.events import CollectionFailed, Noted, TestCollected, TestFinished
 
@@ -48,6 +49,26 @@ class TestFinal:
 
     def test_a_broken_machine_is_told_once(self):
         assert render_final(mixed_run()).count("GPU 3 (NVIDIA H200) fell off the bus") == 1
+
+    def test_the_path_of_a_log_opens_from_here(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        where = console()
+        print_final(where, mixed_run(tmp_path / "out" / "results"), results_dir=tmp_path / "out" / "results")
+
+        (log, *_) = re.findall(r"^  log: (\S+\.log)", said(where), re.MULTILINE)
+        assert log.startswith("out/results/logs/")
+        assert (tmp_path / log).is_file()
+
+    def test_a_cut_text_says_what_shows_the_whole(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        sample = SampleRun()
+        sample.test(Outcome.FAILED, message="rank 0 failed", details="a line\n" * 2000)
+        where = console()
+        print_final(where, sample.finish(), results_dir=tmp_path / "results")
+
+        assert re.search(
+            r"\[… [\d,]+ characters cut; disttest explain results shows the whole text …\]", said(where)
+        )
 
     def test_repeat_commands_can_be_pasted(self):
         text = render_final(mixed_run(), width=40)
@@ -473,3 +494,9 @@ def sample_of_three() -> SampleRun:
     sample.events.sort(key=lambda event: not isinstance(event, TestCollected))
     sample.events.sort(key=lambda event: type(event).__name__ != "RunStarted")
     return sample
+
+
+@pytest.mark.parametrize("extra", range(1, 120, 7))
+def test_no_text_is_cut_by_less_than_the_mark_that_says_so(extra):
+    text = "x" * (300 + extra)
+    assert len(shorten(text, 300)) <= len(text)

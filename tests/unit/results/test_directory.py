@@ -8,7 +8,7 @@ import pytest
 
 from disttest.errors import UsageError
 from disttest.results.directory import DirectoryInUse, claim, claim_default, no_run_writes
-from disttest.results.earlier_runs import BEFORE
+from disttest.results.earlier_runs import BEFORE, IGNORED
 from disttest.results.events import Noted
 from disttest.results.journal import FILE_NAME, Journal, read_events
 
@@ -84,7 +84,7 @@ def test_a_run_that_came_no_further_than_the_one_before_it_is_kept_aside(tmp_pat
 
     claim(tmp_path / "results").release()
 
-    assert [] == [*(tmp_path / "results").iterdir()]
+    assert [IGNORED] == [path.name for path in (tmp_path / "results").iterdir()]
     assert len([*tmp_path.glob(f"results-*/{BEFORE}/{FILE_NAME}")]) == 1
 
 
@@ -107,7 +107,7 @@ def test_what_is_claimed_at_the_same_moment_is_claimed_once(tmp_path):
         assert len({directory.path for directory in claimed}) == 10
         assert "results" in {directory.path.name for directory in claimed}
         for directory in claimed:
-            assert [FILE_NAME] == [path.name for path in directory.path.iterdir()]
+            assert {FILE_NAME, IGNORED} == {path.name for path in directory.path.iterdir()}
             directory.release()
     assert 500 == sum(1 for _ in tmp_path.glob(f"*/{FILE_NAME}"))
 
@@ -122,7 +122,7 @@ def test_a_link_to_another_disk_stays_one(tmp_path):
     second = claim(tmp_path / "results")
 
     assert (tmp_path / "results").is_symlink()
-    assert [] == list((tmp_path / "disk").iterdir())
+    assert [IGNORED] == [path.name for path in (tmp_path / "disk").iterdir()]
     assert ["first"] == [(path / FILE_NAME).read_text() for path in tmp_path.glob("disk-*")]
     second.release()
 
@@ -203,3 +203,32 @@ def test_reports_are_not_written_while_a_run_goes_on(held):
     directory.release()
     with no_run_writes(directory.path), no_run_writes(directory.path), pytest.raises(DirectoryInUse):
         claim(directory.path)
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+def test_the_results_before_come_back_in_the_place_of_an_empty_run(tmp_path, monkeypatch, renamed):
+    results = tmp_path / "results"
+    claim(results).release()
+    (results / "logs").mkdir()
+    (results / FILE_NAME).write_text("of the run before")
+    if not renamed:
+        monkeypatch.setattr(
+            type(results), "rename", lambda path, to: fail() if path == results else os.rename(path, to)
+        )
+
+    empty = claim(results)
+    (results / FILE_NAME).write_text("of the empty run")
+    (results / "report.html").touch()
+    empty.put_back_earlier()
+
+    assert {FILE_NAME, IGNORED, "logs"} == {path.name for path in results.iterdir()} - {"earlier"}
+    assert "of the run before" == (results / FILE_NAME).read_text()
+    assert "*\n" == (results / IGNORED).read_text()
+    assert [] == [*tmp_path.glob("results-*"), *results.glob("earlier/*")]
+    with pytest.raises(DirectoryInUse):
+        claim(results)
+    empty.release()
+
+
+def fail():
+    raise OSError

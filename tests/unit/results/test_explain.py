@@ -127,7 +127,7 @@ CASES = {
     ),
     "two groups": (
         [hung(0, call("all_reduce", 1, group="a")), hung(1, call("all_reduce", 1, group="b"))],
-        "deadlock between groups: rank 0 waits in all_reduce #1 (group a) at test_step.py:44, "
+        "groups wait for each other: rank 0 waits in all_reduce #1 (group a) at test_step.py:44, "
         "rank 1 waits in all_reduce #1 (group b) at test_step.py:44",
         None,
     ),

@@ -6,10 +6,10 @@ import click
 
 from disttest.errors import DisttestError, UsageError
 from disttest.options.environment import environment
-from disttest.options.flags import RegistryCommand, flags
+from disttest.options.flags import ChannelCommand, RegistryCommand, flags
 
 
-@click.command(name="node-agent", hidden=True)
+@click.command(name="node-agent", hidden=True, cls=ChannelCommand)
 def node_agent() -> None:
     """Be the agent of one node of a job (started by a scheduler, never by hand)."""
     from disttest.extras.cluster.node.agent import Agent, own_output

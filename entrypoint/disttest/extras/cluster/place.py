@@ -15,7 +15,7 @@ from disttest.errors import UsageError
 from disttest.extras.cluster.option_rows import LAUNCHERS, RUN_OPTIONS
 from disttest.model import Frozen
 from disttest.options.environment import environment
-from disttest.options.values import emulated_gpus
+from disttest.options.values import check_provided
 from disttest.planning.backends import GPU
 
 if TYPE_CHECKING:
@@ -51,10 +51,8 @@ def _refuse(request: RunRequest) -> None:
     options = request.options
     if request.setup is not None:
         raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
-    if emulated_gpus(options.device):
-        raise UsageError(
-            f"--device {options.device} emulates GPUs of this machine only: leave out --launcher"
-        )
+    if check_provided(options.device):
+        raise UsageError(f"--device {options.device} is a device of this machine only: leave out --launcher")
 
 
 def take_nodes(given: Mapping[str, Any], named: Collection[str]) -> Nodes | None:

@@ -1,85 +1,136 @@
-"""Reports, outputs and summary of a launch whose run inside could not write them, or wrote something else."""
+"""Reports, outputs and summary of a launch, whatever ended it.
+
+The run inside the container writes them itself unless it is killed. Its journal is on this host, so that the launcher
+records the end there, and makes all of them from it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from disttest.cli.stored_run import find_run
 from disttest.errors import DisttestError, ExitCode
+from disttest.extras.container.ownership import give_to_owner_above
 from disttest.extras.container.supervise import SIGKILL_CODE
 from disttest.reports import write_reports
 from disttest.reports.outputs import failure_outputs, publish_outputs, publish_summary, run_outputs
-from disttest.results.fold import RunResult, fold
-from disttest.results.journal import FILE_NAME, read_events
+from disttest.results.directory import no_run_writes
+from disttest.results.events import RunFinished
+from disttest.results.fold import DIED_EARLY, RunResult, fold
+from disttest.results.journal import FILE_NAME, Journal, read_events
+
+_INSIDE_PUBLISHES_NOTHING = (SIGKILL_CODE, ExitCode.ENGINE, ExitCode.DEADLINE)
 
 
 class Aftermath:
     """Settles the end of a launch: reports, outputs and summary.
 
     Args:
-        results: the results directory on this host; None if the launch has none here.
+        results: the results directory on this host; None: the newest one of the working directory.
+        working_dir: where the run starts.
         environ: the environment of the command, for GitHub's files.
-        say: tells the user.
+        say: prints a line for the user.
     """
 
-    def __init__(self, results: Path | None, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, results: Path | None, working_dir: Path, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
         self._results = results
+        self._working_dir = working_dir
         self._environ = environ
         self._say = say
-        self._published = self._size()
-        self._journal = self._stamp()
+        self._published = self._size("GITHUB_OUTPUT")
+        self._summarized = self._size("GITHUB_STEP_SUMMARY")
+        self._journal = _stamp(self._folder())
 
-    def settle(self, code: int) -> None:
-        """Publish outputs, unless the run inside has published those of this exit code.
+    def settle(self, code: int, reason: str = "") -> None:
+        """Have journal, reports, outputs and summary say how the launch ended.
 
         Args:
             code: the exit code of the launch.
+            reason: why it ended early; empty if the run inside knows the end best.
         """
-        was_broken_off = code in (SIGKILL_CODE, ExitCode.ENGINE)
-        run = self._run()
-        if run is not None and was_broken_off:
-            self._rebuild(run)
-        # The timer of a container ends the run by SIGTERM, of which the run inside makes 143.
-        if self._size() > self._published and not was_broken_off and code != ExitCode.DEADLINE:
+        folder = self._folder()
+        run = self._read(folder)
+        has_published = self._size("GITHUB_OUTPUT") > self._published
+        if run is None:
+            if not has_published or code in _INSIDE_PUBLISHES_NOTHING:
+                publish_outputs(failure_outputs(code), self._environ)
             return
-        if run is None or self._results is None:
-            publish_outputs(failure_outputs(code), self._environ)
+        if run.reason == DIED_EARLY or (reason and run.exit_code != code):
+            run = _rewrite(folder, run, code, reason, self._say)
+            self._forget_summary()
+            publish_summary(run, folder, self._environ)
+        elif has_published:
             return
-        publish_outputs(run_outputs(run, self._results, code), self._environ)
-        if was_broken_off:
-            publish_summary(run, self._results, self._environ)
+        publish_outputs(run_outputs(run, folder, code), self._environ)
 
-    def _rebuild(self, run: RunResult) -> None:
-        """A run that was killed could not write its reports; its journal is here."""
-        assert self._results is not None
-        try:
-            write_reports(run, self._results)
-        except (DisttestError, OSError) as error:
-            self._say(f"reports could not be made from the journal: {error}")
+    def _folder(self) -> Path:
+        return self._results or self._working_dir / find_run((), self._working_dir)[0]
 
-    def _run(self) -> RunResult | None:
+    def _read(self, folder: Path) -> RunResult | None:
         """The run inside, as far as its journal has it; None if it wrote none."""
-        if self._results is None or self._stamp() in (None, self._journal):
+        if _stamp(folder) in (None, self._journal):
             return None
-        try:
-            return fold(read_events(self._results / FILE_NAME))
-        except (DisttestError, OSError) as error:
-            self._say(f"the journal cannot be read: {error}")
-            return None
+        return _read(folder, self._say)
 
-    def _stamp(self) -> tuple[int, int] | None:
-        """Tells the journal from that of an earlier run."""
-        if self._results is None:
-            return None
-        try:
-            found = (self._results / FILE_NAME).stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+    def _forget_summary(self) -> None:
+        """Remove what the run inside has put on the page of the workflow's run: it names another end."""
+        if file := self._environ.get("GITHUB_STEP_SUMMARY"):
+            with contextlib.suppress(OSError):
+                os.truncate(file, self._summarized)
 
-    def _size(self) -> int:
-        file = self._environ.get("GITHUB_OUTPUT")
+    def _size(self, variable: str) -> int:
+        file = self._environ.get(variable)
         try:
             return Path(file).stat().st_size if file else 0
         except OSError:
             return 0
+
+
+def rebuild_left_run(results: Path | None, working_dir: Path, say: Callable[[str], None]) -> None:
+    """Write the reports of a run whose container was removed because its launcher is gone.
+
+    A run that has ended by itself has its own, and another run that writes there now keeps its directory.
+    """
+    folder = results or working_dir / find_run((), working_dir)[0]
+    with contextlib.suppress(DisttestError, OSError), no_run_writes(folder):
+        run = _read(folder, say)
+        if run is not None and run.reason == DIED_EARLY:
+            reason = "the launcher was killed, and the next launch removed its container"
+            _rewrite(folder, run, SIGKILL_CODE, reason, say)
+            say(f"wrote the reports of that launch into {folder}")
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Identity and time of the journal in a folder; None if there is none."""
+    try:
+        found = (folder / FILE_NAME).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _read(folder: Path, say: Callable[[str], None]) -> RunResult | None:
+    try:
+        return fold(read_events(folder / FILE_NAME))
+    except (DisttestError, OSError) as error:
+        say(f"the journal cannot be read: {error}")
+        return None
+
+
+def _rewrite(folder: Path, run: RunResult, code: int, reason: str, say: Callable[[str], None]) -> RunResult:
+    """Record the end in the journal, and write the reports that agree with it."""
+    try:
+        with contextlib.closing(Journal(folder / FILE_NAME)) as journal:
+            journal.end_line()
+            journal.append(RunFinished(at_s=run.ended_at_s, exit_code=code, reason=reason))
+            run = fold(journal.events())
+        for path in write_reports(run, folder):
+            give_to_owner_above(path)
+    except (DisttestError, OSError) as error:
+        say(f"reports could not be made from the journal: {error}")
+    return run

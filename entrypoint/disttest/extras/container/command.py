@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from disttest.extras.container.container_environment import ENVIRONMENT
 from disttest.extras.container.options import LaunchOptions
 from disttest.masking import masker
-from disttest.options.flags import RegistryCommand, flags, flags_handed_on, take_secrets, words_handed_on
+from disttest.options.flags import RelayingCommand, flags, flags_handed_on, take_secrets, words_handed_on
 
 if TYPE_CHECKING:
     from disttest.extras.container.launch_host import Host
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=RegistryCommand, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
+    cls=RelayingCommand, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS OF DISTTEST…]")
 @flags("launch")
@@ -71,6 +72,7 @@ def read_options(
     workdir: Path,
     env: tuple[str, ...],
     mount: tuple[str, ...],
+    memory: int,
     shm_size: int,
     time_limit: float,
     deadline: float,
@@ -83,8 +85,9 @@ def read_options(
         arguments=arguments,
         workspace=workspace or (given if inside else workdir),
         working_dir=workdir,
-        environment=env,
+        environment=(*host.environ.get(ENVIRONMENT, "").splitlines(), *env),
         mounts=mount,
+        memory_bytes=memory,
         shm_bytes=shm_size,
         time_limit_s=time_limit,
         deadline_s=deadline,

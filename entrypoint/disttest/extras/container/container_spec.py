@@ -52,6 +52,8 @@ class LaunchSpec(Frozen):
     """Set ulimits; a rootless engine may not."""
     memory_bytes: int = 0
     """0: no limit of its own."""
+    pids: int = 0
+    """Processes and threads; 0: no limit."""
 
 
 def choose_shm(memory_bytes: int) -> int:
@@ -99,7 +101,10 @@ def _limits(spec: LaunchSpec) -> dict[str, Any]:
             Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES),
         ]
     if spec.memory_bytes:
-        limits["mem_limit"] = spec.memory_bytes
+        # The same for memory and swap together: the engine would add as much swap as memory.
+        limits |= {"mem_limit": spec.memory_bytes, "memswap_limit": spec.memory_bytes}
+    # An engine has a limit of its own (Podman 2,048), unless it is told another one.
+    limits["pids_limit"] = spec.pids or -1
     return limits
 
 

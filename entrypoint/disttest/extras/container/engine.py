@@ -12,15 +12,15 @@ import requests
 import tenacity
 from docker.errors import APIError, DockerException, ImageNotFound
 
-from disttest.errors import EngineError
+from disttest.errors import EngineError, UsageError
 from disttest.extras.container.endpoints import Endpoint, connection_arguments, endpoints
-from disttest.extras.container.engine_advice import ENGINE_ADVICE, explain
+from disttest.extras.container.engine_advice import ENGINE_ADVICE, explain, is_mistake
 from disttest.extras.container.gpus import CDI_KIND, EngineGpus
 from disttest.extras.container.limits import ENGINE_ANSWER_S
 from disttest.model import Frozen
 
 PULL_ATTEMPTS = 4
-FINAL = ("image-missing", "image-denied", "disk-full")
+FINAL = ("image-name", "image-missing", "image-denied", "disk-full")
 """Refusals that another attempt does not change."""
 
 
@@ -34,19 +34,24 @@ class EngineFacts(Frozen):
     local: bool = True
     """It listens on a socket of this host."""
     gpus: EngineGpus = EngineGpus()
+    limits_memory: bool = True
+    limits_pids: bool = True
 
 
 @contextlib.contextmanager
 def engine_errors(doing: str) -> Iterator[None]:
-    """Turn what the SDK raises into an EngineError with advice.
+    """Turn what the SDK raises into an error with advice.
 
     Raises:
-        EngineError: the SDK raised.
+        UsageError: the engine refused what was asked, as any other engine would.
+        EngineError: the SDK raised for another reason.
     """
     try:
         yield
     except APIError as error:
-        raise EngineError(f"{doing}: {explain(str(error.explanation or error))}") from error
+        said = str(error.explanation or error)
+        kind = UsageError if is_mistake(said) else EngineError
+        raise kind(f"{doing}: {explain(said)}") from error
     except (DockerException, requests.RequestException, OSError) as error:
         raise EngineError(f"{doing}: {explain(f'{type(error).__name__}: {error}')}") from error
 
@@ -107,6 +112,8 @@ def read_facts(info: Mapping[str, Any], version: Mapping[str, Any], *, base_url:
             runtime="nvidia" in (info.get("Runtimes") or {}),
             podman=podman,
         ),
+        limits_memory=bool(info.get("MemoryLimit", True)),
+        limits_pids=bool(info.get("PidsLimit", True)),
     )
 
 
@@ -127,14 +134,15 @@ def ensure_image(client: docker.DockerClient, image: str, *, policy: str, say: C
         say: takes lines of progress.
 
     Raises:
-        EngineError: it is not there, and can or may not be pulled.
+        UsageError: no registry has it, or it is not here and must not be pulled.
+        EngineError: it cannot be pulled.
     """
     if policy != "always":
         with engine_errors(f"looking for image {image}"), contextlib.suppress(ImageNotFound):
             client.images.get(image)
             return
     if policy == "never":
-        raise EngineError(f"no image {image} here, and --pull never: build or load it first [image-missing]")
+        raise UsageError(f"no image {image} here, and --pull never: build or load it first [image-missing]")
     say(f"pulling {image}")
     with engine_errors(f"pulling {image}"):
         _pull_with_retries(client, image, say)

@@ -12,6 +12,21 @@ ENGINE_ADVICE = AdviceTable(
         "the NVIDIA toolkit is there, but the driver is not: install the driver, or run with --gpus none",
     ),
     Known(
+        "image-name",
+        r"invalid reference format",
+        "this is not a valid name of an image: use NAME:TAG in lower case, or NAME@sha256:DIGEST",
+    ),
+    Known(
+        "network-missing",
+        r"network \S+ not found|no such container",
+        "the engine has no such network: `docker network ls` lists those that exist; correct --network",
+    ),
+    Known(
+        "memory-limit-small",
+        r"minimum memory limit allowed",
+        "the engine refuses so little memory: raise --memory",
+    ),
+    Known(
         "image-missing",
         r"manifest (for .* )?(not found|unknown)|no such image|name unknown|repository .* not found",
         "there is no such image: check its name and tag (--image), or build it first and use --pull never",
@@ -70,6 +85,17 @@ ENGINE_ADVICE = AdviceTable(
         "the engine does not answer: check that it runs (`systemctl status docker`), and DOCKER_HOST",
     ),
 )
+
+MISTAKES = frozenset(
+    ("image-name", "image-missing", "image-entrypoint", "network-missing", "memory-limit-small")
+)
+"""Refusals of what the user asked for: no other machine accepts it either."""
+
+
+def is_mistake(message: str) -> bool:
+    """Whether the engine refused because of what was asked."""
+    advice = ENGINE_ADVICE.find(message)
+    return advice is not None and advice.slug in MISTAKES
 
 
 def explain(message: str) -> str:

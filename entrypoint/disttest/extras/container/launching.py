@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import docker
@@ -12,14 +12,15 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 from msgspec import structs
 
-from disttest.errors import DisttestError, EngineError
-from disttest.extras.container.container_spec import container_arguments
+from disttest.errors import DisttestError, EngineError, ExitCode, UsageError
+from disttest.extras.container.container_spec import LaunchSpec, container_arguments
 from disttest.extras.container.derived import with_requirements
 from disttest.extras.container.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
 from disttest.extras.container.engine_advice import explain
 from disttest.extras.container.gpus import NONE, HostGpu
 from disttest.extras.container.launch_host import Host
-from disttest.extras.container.left_containers import MARK, job_of, leftovers
+from disttest.extras.container.left_containers import MARK, RESULTS, WORKING_DIR, job_of, leftovers
+from disttest.extras.container.limits import CONTAINER_STOP_S
 from disttest.extras.container.options import LaunchOptions
 from disttest.extras.container.ownership import (
     HandBack,
@@ -32,11 +33,21 @@ from disttest.extras.container.prepare import Prepared, prepare
 from disttest.extras.container.supervise import SIGKILL_CODE, ContainerOutcome, supervise
 from disttest.extras.container.switch import Interrupted, SignalSwitch, catch_signals
 from disttest.host.proc import ProcessIdentity, this_process
+from disttest.model import Frozen
 from disttest.results.conclusion import Facts, conclude
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""Exit codes of ``timeout``, as of a shell."""
 LIMITS_REFUSED = "[ulimit-refused]"
 Say = Callable[[str], None]
+
+
+class LaunchEnd(Frozen):
+    """How a launch ended."""
+
+    code: int
+    reason: str = ""
+    """Why it ended early; empty if the run inside knows it best."""
 
 
 def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
@@ -49,31 +60,35 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
     """
     from disttest.extras.container.aftermath import Aftermath
 
-    aftermath = Aftermath(options.results, host.environ, say)
-    try:
-        code = _launch(options, host, say)
-    except DisttestError as error:
-        aftermath.settle(error.exit_code)
-        raise
-    aftermath.settle(code)
-    return code
-
-
-def _launch(options: LaunchOptions, host: Host, say: Say) -> int:
+    aftermath = Aftermath(options.results, options.working_dir, host.environ, say)
+    end = LaunchEnd(code=ExitCode.INTERNAL, reason="the launcher failed")
     with catch_signals() as switch:
         try:
-            with _engine(options, host) as client:
-                me = this_process()
-                _reap(client, me, host, say)
-                prepared = _prepare(options, host, client, me)
-                if prepared.spec.gpus.warning:
-                    say(f"warning: {prepared.spec.gpus.warning}")
-                ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
-                if options.requirements is not None:
-                    prepared = _with_requirements(client, prepared, options.requirements, say)
-                return _run(client, prepared, options, switch, say)
-        except Interrupted as interrupted:
-            return conclude(Facts(signal=interrupted.signum)).exit_code
+            end = _launch(options, host, switch, say)
+        except DisttestError as error:
+            end = LaunchEnd(code=error.exit_code, reason=str(error).splitlines()[0])
+            raise
+        finally:
+            switch.ignore()  # reports and outputs are owed, and take less time than a runner gives
+            aftermath.settle(end.code, end.reason)
+    return end.code
+
+
+def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) -> LaunchEnd:
+    try:
+        with _engine(options, host) as client:
+            me = this_process()
+            _reap(client, me, host, say)
+            prepared = _prepare(options, host, client, me)
+            if prepared.spec.gpus.warning:
+                say(f"warning: {prepared.spec.gpus.warning}")
+            ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
+            if options.requirements is not None:
+                prepared = _with_requirements(client, prepared, options.requirements, say)
+            return _run(client, prepared, options, switch, say)
+    except Interrupted as interrupted:
+        code, reason = conclude(Facts(signal=interrupted.signum))
+        return LaunchEnd(code=code, reason=reason)
 
 
 def preview(options: LaunchOptions, host: Host) -> Prepared:
@@ -125,7 +140,7 @@ def _run(
     options: LaunchOptions,
     switch: SignalSwitch,
     say: Say,
-) -> int:
+) -> LaunchEnd:
     spec = prepared.spec
     for folder in (options.results, options.cache):
         if folder is not None:
@@ -140,18 +155,14 @@ def _run(
         say("warning: the engine may not raise memlock and stack limits; NCCL may need them [ulimit-refused]")
         spec = structs.replace(spec, raise_limits=False)
         outcome = _run_container(client, structs.replace(prepared, spec=spec), switch, say)
-    if outcome.out_of_memory:
-        say(
-            "the container ran out of memory: give it more, or run fewer ranks at once (--slots)"
-            " [engine-memory]"
-        )
-    if outcome.killed:
-        say("the run did not end within its grace and was killed")
     if outcome.code in (NOT_EXECUTABLE, NOT_FOUND):
-        say(
+        raise UsageError(
             f"image {spec.image} has no command disttest that can be run: build it from the released one [image-empty]"
         )
-    return exit_code(outcome)
+    end = end_of(outcome, spec)
+    if end.reason:
+        say(end.reason)
+    return end
 
 
 def _run_container(
@@ -167,18 +178,30 @@ def _run_container(
         return outcome
     finally:
         # A signal must not stop the cleaning up: it is bounded, and the runner's KILL comes anyway.
-        switch.deliver_to(lambda _signum: None)
+        switch.ignore()
         _remove(container)
         if prepared.hand_back is not None:
             _hand_back_quietly(client, prepared.spec.image, prepared.hand_back, say)
         switch.deliver_to(None)
 
 
-def exit_code(outcome: ContainerOutcome) -> int:
-    """The inner code; for a run that had to be killed after a signal, that signal's."""
+def end_of(outcome: ContainerOutcome, spec: LaunchSpec) -> LaunchEnd:
+    """The end of the launch; the run inside knows it best unless it was killed or ran into the time limit."""
     if outcome.killed and outcome.signum:
-        return conclude(Facts(signal=outcome.signum)).exit_code
-    return outcome.code
+        code, reason = conclude(Facts(signal=outcome.signum))
+        return LaunchEnd(
+            code=code, reason=f"{reason}, did not end within {CONTAINER_STOP_S:g} s and was killed"
+        )
+    if outcome.out_of_memory:
+        whose = f"{spec.memory_bytes >> 20:,} MiB, --memory" if spec.memory_bytes else "all of the machine"
+        reason = f"the container ran out of memory ({whose}): raise it, or run fewer ranks at the same time (--slots)"
+        return LaunchEnd(code=ExitCode.INTERNAL, reason=f"{reason} [engine-memory]")
+    if outcome.code in (SIGKILL_CODE, ExitCode.DEADLINE) and outcome.lasted_s >= spec.time_limit_s:
+        reason = f"the container's time limit of {spec.time_limit_s:g} s passed (--time-limit)"
+        return LaunchEnd(code=ExitCode.DEADLINE, reason=reason)
+    if outcome.code == SIGKILL_CODE:
+        return LaunchEnd(code=outcome.code, reason="the container was killed from outside")
+    return LaunchEnd(code=outcome.code)
 
 
 def write_through(out: bytes | None, err: bytes | None) -> None:
@@ -227,3 +250,12 @@ def _reap(client: docker.DockerClient, me: ProcessIdentity, host: Host, say: Say
         if task is not None:
             with contextlib.suppress(EngineError):
                 hand_back(client, images[container_id], task)
+        _rebuild(labels[container_id], say)
+
+
+def _rebuild(labels: Mapping[str, str], say: Say) -> None:
+    from disttest.extras.container.aftermath import rebuild_left_run
+
+    if WORKING_DIR in labels:  # else an older version has started it
+        results = Path(labels[RESULTS]) if RESULTS in labels else None
+        rebuild_left_run(results, Path(labels[WORKING_DIR]), say)

@@ -15,6 +15,8 @@ from disttest.model import Frozen
 
 PREFIX = "io.disttest."
 MARK = PREFIX + "launch"
+RESULTS, WORKING_DIR = f"{PREFIX}results", f"{PREFIX}workdir"
+"""Labels: the results directory that was chosen, and the folder that has the usual one."""
 
 
 class RunnerJob(Frozen):

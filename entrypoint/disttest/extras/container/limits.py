@@ -1,4 +1,4 @@
-"""The limits of ``disttest launch``, in seconds."""
+"""The limits of ``disttest launch``; those that end in ``_S`` are in seconds."""
 
 CONTAINER_STOP_S = 6.0
 """How long a container may take to end; removing it and handing files back has to fit behind it."""
@@ -20,3 +20,5 @@ REQUIREMENTS_S = 1800
 """For pip to install what the tests import besides, into a layer of the image."""
 HAND_BACK_S = 60
 """For handing the workspace's files back to their owner."""
+PIDS_LIMIT = 16_384
+"""Processes and threads of a container: half of what the smallest machine has, so that a fork bomb leaves the host usable."""

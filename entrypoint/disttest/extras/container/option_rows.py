@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from disttest.extras.container.limits import PIDS_LIMIT
 from disttest.options.option import IN_CONTAINER, rows_of
-from disttest.options.values import AUTO, BYTES, SECONDS, SWITCH, one_of, path, text
+from disttest.options.values import AUTO, BYTES, SECONDS, SWITCH, WHOLE, one_of, path, text
 
 _launch = rows_of("launch")
 _launched = IN_CONTAINER
+CONTAINED = "set in-place to never, or leave the input out"
+INSTALLED = (
+    "install in a step before or in the script of input setup, or build an image for the job (docs/image.md)"
+)
 
 OPTIONS = (
     _launch(
@@ -17,6 +22,7 @@ OPTIONS = (
         "Image to start.",
         default="",
         otherwise="the released one of this version",
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -44,6 +50,7 @@ OPTIONS = (
         "requirements",
         path("FILE"),
         "Install what this file for pip names into the image first, once; its torch stays.",
+        contained=INSTALLED,
         inputs=("run", "plan"),
     ),
     _launch(
@@ -59,6 +66,7 @@ OPTIONS = (
         text("CHOICE"),
         "User of the container: auto (the workspace's owner), image, or UID:GID.",
         default=AUTO,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -89,6 +97,7 @@ OPTIONS = (
         text("PATH[:ro]"),
         "One more folder of the host.",
         many=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -96,6 +105,8 @@ OPTIONS = (
         text("NAME[=VALUE]"),
         "One more variable for the container.",
         many=True,
+        in_environment=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -103,15 +114,41 @@ OPTIONS = (
         text("NAME"),
         "Network of the container, such as none or host.",
         default="",
+        contained=CONTAINED,
         inputs=_launched,
     ),
-    _launch("read-only", SWITCH, "Mount the image read-only.", default=False, inputs=_launched),
+    _launch(
+        "read-only",
+        SWITCH,
+        "Mount the image read-only.",
+        default=False,
+        contained=CONTAINED,
+        inputs=_launched,
+    ),
+    _launch(
+        "memory",
+        BYTES,
+        "Memory limit of the container, such as 16g; it gets no swap.",
+        default=0,
+        otherwise="no limit",
+        contained=CONTAINED,
+        inputs=_launched,
+    ),
+    _launch(
+        "pids-limit",
+        WHOLE,
+        "How many processes and threads the container may have; 0: no limit.",
+        otherwise=f"{PIDS_LIMIT}",
+        contained=CONTAINED,
+        inputs=_launched,
+    ),
     _launch(
         "shm-size",
         BYTES,
         "Size of /dev/shm, such as 8g.",
         default=0,
         otherwise="half of the memory",
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -120,6 +157,7 @@ OPTIONS = (
         "The container ends after that, watched or not.",
         default=0.0,
         otherwise="six hours, or a minute more than the deadline",
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(

@@ -34,6 +34,10 @@ class LaunchOptions(Frozen):
     environment: tuple[str, ...] = ()
     network: str = ""
     read_only: bool = False
+    memory_bytes: int = 0
+    """0: no limit."""
+    pids_limit: int | None = None
+    """0: no limit; None: the usual one, if the engine can limit processes."""
     shm_bytes: int = 0
     time_limit_s: float = 0.0
     deadline_s: float = 0.0

@@ -76,7 +76,7 @@ def make_folder(path: Path) -> None:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
-            _give_to_owner_above(folder)
+            give_to_owner_above(folder)
     except OSError as error:
         raise UsageError(f"{path} cannot be made: {error.strerror}") from error
 
@@ -91,13 +91,14 @@ def make_lease_folder(path: Path) -> None:
     is_new = not path.exists()
     SharedFolder(path)
     if is_new:
-        _give_to_owner_above(path)
+        give_to_owner_above(path)
 
 
-def _give_to_owner_above(folder: Path) -> None:
-    above, own = owner_of(folder.parent), owner_of(folder)
+def give_to_owner_above(path: Path) -> None:
+    """Give what root has made to the owner of the folder that it is in."""
+    above, own = owner_of(path.parent), owner_of(path)
     if above != own and own.uid == 0:
-        os.chown(folder, above.uid, above.gid)
+        os.chown(path, above.uid, above.gid)
 
 
 def choose_user(asked: str, *, owner: Owner, facts: EngineFacts) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from disttest.errors import UsageError
+from disttest.errors import EngineError, UsageError
 from disttest.extras.container.container_environment import FILES, choose_environment
 from disttest.extras.container.container_spec import Bind, LaunchSpec, choose_shm
 from disttest.extras.container.engine import EngineFacts
 from disttest.extras.container.gpus import ALL, AUTO, GpuGrant, HostGpu, choose_gpus
-from disttest.extras.container.left_containers import job_of, make_labels
-from disttest.extras.container.limits import CONTAINER_LIMIT_S, CONTAINER_MARGIN_S
+from disttest.extras.container.left_containers import RESULTS, WORKING_DIR, job_of, make_labels
+from disttest.extras.container.limits import CONTAINER_LIMIT_S, CONTAINER_MARGIN_S, PIDS_LIMIT
 from disttest.extras.container.options import DEFAULT_TARGET, IMAGE, LaunchOptions
 from disttest.extras.container.ownership import HandBack, choose_user, needs_hand_back, owner_of
 from disttest.host.proc import ProcessIdentity
@@ -65,7 +65,12 @@ def prepare(
     Raises:
         UsageError: a path or a choice makes no sense.
         NotEnoughDevices: GPUs were required and are missing.
+        EngineError: the engine cannot limit what was asked.
     """
+    if options.memory_bytes and not facts.limits_memory:
+        raise EngineError(
+            "--memory: this engine cannot limit memory: enable the memory controller of its cgroups"
+        )
     workspace = _folder(options.workspace, "--workspace")
     working_dir = _folder(options.working_dir, "--workdir")
     owner = owner_of(workspace)
@@ -76,6 +81,8 @@ def prepare(
     returns = needs_hand_back(user, owner=owner, facts=facts)
     environment = choose_environment(environ, options.environment)
     labels = make_labels(client, job_of(environ), expires_at_s=now_s + limit_s)
+    labels |= {WORKING_DIR: str(working_dir)}
+    labels |= {RESULTS: str(options.results.resolve())} if options.results else {}
     spec = LaunchSpec(
         image=choose_image(options, version=version, with_gpus=bool(gpus.devices)),
         arguments=options.arguments,
@@ -85,13 +92,25 @@ def prepare(
         labels=labels | (task.labels() if returns else {}),
         gpus=gpus,
         user=user,
-        shm_bytes=options.shm_bytes or choose_shm(facts.memory_bytes),
+        shm_bytes=options.shm_bytes or choose_shm(options.memory_bytes or facts.memory_bytes),
+        memory_bytes=options.memory_bytes,
+        pids=_pids(options, facts),
         time_limit_s=limit_s,
         network=options.network,
         read_only=options.read_only,
         raise_limits=not facts.rootless,
     )
     return Prepared(spec=spec, hand_back=task if returns else None)
+
+
+def _pids(options: LaunchOptions, facts: EngineFacts) -> int:
+    if options.pids_limit and not facts.limits_pids:
+        raise EngineError(
+            "--pids-limit: this engine cannot limit processes: enable the pids controller of its cgroups"
+        )
+    if options.pids_limit is None:
+        return PIDS_LIMIT if facts.limits_pids else 0
+    return options.pids_limit
 
 
 def _takes_turns(options: LaunchOptions) -> bool:

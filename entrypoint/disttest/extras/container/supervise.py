@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import requests
 from docker.errors import APIError, DockerException
+from msgspec import structs
 
 from disttest.errors import EngineError
 from disttest.extras.container.engine import engine_errors
@@ -68,6 +69,7 @@ class ContainerOutcome(Frozen):
     """It did not end in time after that."""
     out_of_memory: bool = False
     """The kernel killed it."""
+    lasted_s: float = 0.0
 
 
 def supervise(
@@ -88,11 +90,13 @@ def supervise(
         output = container.attach(stdout=True, stderr=True, stream=True, demux=True)
     switch.deliver_to(lambda signum: mailbox.put(Signalled(signum=signum)))
     try:
+        began_s = clock()
         with engine_errors("starting the container"):
             container.start()
         pump = _in_background(lambda: _pump(output, write))
         _in_background(lambda: _await(container, mailbox))
         outcome = _follow(container, mailbox, clock=clock, grace_s=grace_s)
+        outcome = structs.replace(outcome, lasted_s=clock() - began_s)
         pump.join(CONTAINER_DRAIN_S)
         return outcome
     finally:

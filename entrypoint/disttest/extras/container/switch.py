@@ -28,6 +28,10 @@ class SignalSwitch:
         """From now on hand signals over, or raise Interrupted again (None)."""
         self._deliver = deliver
 
+    def ignore(self) -> None:
+        """From now on drop signals."""
+        self._deliver = lambda _signum: None
+
     def handle(self, signum: int, _frame: FrameType | None) -> None:
         """The handler itself."""
         if self._deliver is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from disttest.options.flags import ShowingCommand
 
-@click.command()
+
+@click.command(cls=ShowingCommand)
 @click.argument("what", type=click.Choice(["status", "stop"]))
 def resident(what: str) -> None:
     """Show the resident parents of this user, or end them and leave nothing of them; runs that have begun go on.

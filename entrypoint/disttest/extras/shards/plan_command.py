@@ -23,7 +23,7 @@ from disttest.extras.shards.shard_plan import (
     render_matrix,
 )
 from disttest.model import TestCase
-from disttest.options.flags import RegistryCommand
+from disttest.options.flags import ListingCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import RUN_OPTIONS
@@ -54,7 +54,7 @@ def plan_command(
     ``--device cuda`` that the runners have GPUs, which this machine need not have.
     """
 
-    @click.command(name="plan", cls=RegistryCommand)
+    @click.command(name="plan", cls=ListingCommand)
     @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
     @flags_of("plan")
     @click.pass_obj

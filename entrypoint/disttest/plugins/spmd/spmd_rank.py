@@ -1,4 +1,4 @@
-"""A rank of launcher mode: it has collected under torchrun's environment, and is left to the suite's own harness.
+"""A rank of SPMD mode: it has collected under torchrun's environment, and is left to the suite's own harness.
 
 No group is made for it and nothing is put back between its tests: process groups, fixtures of the session and modules
 live as long as its world.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -23,6 +24,7 @@ from disttest.runtime.rank.rank import Protocol, run_with_plugins, save, serve_o
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import watch_waits
+from disttest.testing.world import provide_world
 
 
 def serve_spmd(
@@ -33,6 +35,7 @@ def serve_spmd(
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)
     watch_waits(spec.watches, spec.place)
+    provide_world(_refuse_world, _refuse_world)
     heed_own_port(spec.master_port)
     reach_own_store(spec)
 
@@ -59,3 +62,10 @@ def serve_spmd(
     suite.finish()
     save()
     leave(0)
+
+
+def _refuse_world() -> NoReturn:
+    raise LookupError(
+        "no world here: with --spmd each test makes its own process group; "
+        "run tests that use the fixture world without --spmd"
+    )

@@ -24,7 +24,7 @@ from disttest.limits import LEASE_WAIT_S
 from disttest.model import Slot, WorldShape
 from disttest.options.environment import environment, read_probe
 from disttest.options.run import RunOptions
-from disttest.options.values import AUTO, emulated_gpus
+from disttest.options.values import AUTO, check_provided
 from disttest.planning.backends import (
     ACCELERATORS,
     ANY_CPU_BACKEND,
@@ -287,10 +287,9 @@ def _check_options(options: RunOptions) -> None:
     Raises:
         UsageError: they contradict each other.
     """
-    if emulated_gpus(options.device):
+    if check_provided(options.device):
         raise UsageError(
-            f"--device {options.device} starts processes on emulated GPUs, which only `disttest run` does: "
-            f"run your tests by it (disttest run --device {options.device} …)"
+            f"--device {options.device} needs the command: run your tests with `disttest run --device {options.device} …`"
         )
     if options.gpus.none and options.device not in (AUTO, "cpu"):
         raise UsageError(f"--gpus none and --device {options.device} contradict each other")

@@ -65,7 +65,7 @@ class TargetHost(Frozen):
         """Explain why a world of this shape cannot run here; empty if it can."""
         if shape.nodes > self.pool:
             found = "this machine is one" if self.pool == 1 else f"this pool has {self.pool}"
-            return f"needs {shape.nodes} nodes for {shape}, {found}: run it with --launcher slurm (or kubernetes) --nodes N"
+            return f"needs {shape.nodes} nodes for {shape}, {found}: run it on a cluster (--launcher NAME --nodes N)"
         backend = backend_named(shape.backend)
         if self.slices and not backend.takes_slices:
             return f"{backend.title} refuses MIG slices: --backend {ANY_CPU_BACKEND} runs there"

@@ -279,7 +279,8 @@ def shorten(text: str) -> str:
     if len(text) <= DETAILS_LIMIT:
         return text
     half = DETAILS_LIMIT // 2
-    return f"{text[:half]}\n\n[disttest: {len(text) - 2 * half} characters cut]\n\n{text[-half:]}"
+    mark = f"[disttest: {len(text) - 2 * half} characters cut: a report has room for {DETAILS_LIMIT:,}]"
+    return f"{text[:half]}\n\n{mark}\n\n{text[-half:]}"
 
 
 def _within_limit(text: str, data: dict[str, Any], report: pytest.TestReport) -> str:

@@ -46,7 +46,6 @@ from disttest.runtime.rank.child import (
     use_cuda_freely,
 )
 from disttest.runtime.rank.facets.facet_table import take_facet_errors
-from disttest.runtime.rank.gloo_loops import calm_gloo_loops
 from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.own_store import reach_own_store
@@ -170,7 +169,7 @@ def make_default_group(
         device_id=device_id,
     )
     # Also called here: in unobserved ranks no tool sees that a group is created.
-    calm_gloo_loops()
+    plugin_manager().call("disttest_group_made")
 
 
 def serve(

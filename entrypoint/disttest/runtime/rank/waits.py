@@ -10,7 +10,6 @@ from disttest import observe
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.runtime.rank.broken_groups import BrokenGroups
 from disttest.runtime.rank.facets.process_groups import names_of_groups
-from disttest.runtime.rank.gloo_loops import CalmGlooLoops
 
 
 class WatchedRank:
@@ -47,7 +46,7 @@ def watch_waits(watches: Mapping[str, Any], place: int, *, is_reused: bool = Fal
         return
     _parts.update(plugin_manager().named("disttest_join_watch", WatchedRank, place=place, data=watches))
     _broken = BrokenGroups() if is_reused else None
-    observe.install(CalmGlooLoops(), *filter(None, [_broken]))
+    observe.install(*filter(None, [_broken]))
 
 
 def begin_waits() -> None:

@@ -25,6 +25,7 @@ from disttest.errors import ExitCode, JournalError
 from disttest.host.compute_threads import asked_threads, single_threaded
 from disttest.host.descendants import kill_descendants
 from disttest.host.leftovers.sweep import Sweep
+from disttest.host.oom import Shortage
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
 from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S, PYTEST_LEAVE_S, PYTEST_TERM_S, SUPERVISOR_CANCEL_S, TICK_S
@@ -160,7 +161,7 @@ def run_supervised(
     )
     adopt_orphans()
     processes = plugin_manager().call("disttest_processes_of_run", options=options) or (PytestProcess(),)
-    sweep = Sweep(lambda: directory.home.now())
+    sweep, shortage = Sweep(lambda: directory.home.now()), Shortage()
     watch = Watch(journal.path, view, journal.now)
     until_s = monotonic() + options.deadline if options.deadline else math.inf
     ends: list[_End] = []
@@ -173,6 +174,8 @@ def run_supervised(
         watch.close()
     for process in processes[len(ends) :]:
         _append(journal, watch, Noted(at_s=journal.now(), message=f"not run with {process.name}: see above"))
+    for message in shortage.notes():
+        _append(journal, watch, Noted(at_s=journal.now(), message=message))
     _close_journal(journal, ends, watch, sweep, directory)
     hide_what_was_learned(directory.path)
     # Events folded on the way may contain secrets that were learned later.

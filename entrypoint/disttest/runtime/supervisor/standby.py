@@ -104,7 +104,7 @@ def stand_by(connection: socket.socket, at_end: Callable[[], None]) -> None:
 
 
 def is_standing_by() -> bool:
-    """Whether this process is a command that was forked with a standby, and has not begun its run."""
+    """Whether this process is a command that was forked with torch imported, and has not begun its run."""
     return bool(_standing_by)
 
 

@@ -91,8 +91,9 @@ class RankLog:
             tail = file.read()
         masker.learn(head)
         masker.learn(tail)
-        mark = f"\n\n[disttest: {size - 2 * self._half} bytes cut here, log limit reached]\n\n".encode()
-        return masker.data(head, cut_end=True) + mark + masker.data(tail, cut_start=True)
+        cut, limit = size - 2 * self._half, 2 * self._half
+        mark = f"\n\n[disttest: {cut} bytes cut here: log-limit of [tool.disttest] is {limit} bytes]\n\n"
+        return masker.data(head, cut_end=True) + mark.encode() + masker.data(tail, cut_start=True)
 
     def tail(self, size: int) -> str:
         """The last ``size`` bytes as masked text; empty if the file cannot be read."""

@@ -35,7 +35,7 @@ def _put_gc(then: bool) -> None:
 
 
 def _of_tests(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Ignore debugpy's trace function, which changes with every breakpoint."""
+    """Read a trace function; None for a debugger's, which changes with each breakpoint."""
 
     def read() -> Any:
         function = get()

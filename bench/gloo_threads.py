@@ -1,6 +1,6 @@
 """What an all_reduce over gloo costs where its message loops are batch work, as in ranks of disttest, beside torch as it is.
 
-    python bench/gloo_loops.py [--sizes 2,4,8] [--turns 3] [--calls 400]
+    python bench/gloo_threads.py [--sizes 2,4,8] [--turns 3] [--calls 400]
 
 Ranks are forks that do nothing else: calls one after the other, and calls with a millisecond of work before each, which is how
 tests look. Both ways take turns, on the machine as it is and beside as many programs that never rest as it has processors. Prints
@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "entrypoint"))
 
-from disttest.runtime.rank.gloo_loops import calm_gloo_loops
+from disttest.plugins.gloo_threads.message_threads import give_way
 
 WORK_S = 0.001
 
@@ -54,7 +54,7 @@ def be_rank(rank: int, size: int, folder: Path, calls: int, *, calm: bool) -> No
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     if calm:
-        calm_gloo_loops()
+        give_way()
     took = [call_ms(before, calls) for before in (lambda: None, work)]
     if rank == 0:
         (folder / "took").write_text(" ".join(map(str, took)))

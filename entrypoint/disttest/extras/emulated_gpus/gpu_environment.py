@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from disttest.errors import UsageError
+
+MOST_GPUS = 16
 PRELOADED = ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
 """In the place of torch's own: whoever is loaded first under a name serves all who ask for that name."""
 
@@ -17,7 +21,7 @@ def emulated_environment(
     """What to add to an environment so that its processes see this many emulated GPUs.
 
     Args:
-        libraries: what :func:`disttest.emulated_device.build_libraries` has made.
+        libraries: what :func:`disttest.extras.emulated_gpus.build_libraries` has made.
         gpus: how many, from 1.
         environ: the environment that it is added to.
         state: an empty folder in which the processes show NVML what they hold; its file is small. Without one a
@@ -32,6 +36,20 @@ def emulated_environment(
         "EMULATED_CUDA_STATE": str(state or ""),
         "DISTTEST_PROBE": json.dumps({"library": str(libraries / "libnvidia-ml.so.1")}),
     }
+
+
+def emulated_gpus(device: str) -> int:
+    """Number of emulated GPUs in a value of ``--device``; 0 for other devices.
+
+    Raises:
+        UsageError: the number is missing or out of range.
+    """
+    name, _, count = device.partition(":")
+    if name != "emulated-cuda":
+        return 0
+    if not re.fullmatch(r"[0-9]+", count) or not 1 <= int(count) <= MOST_GPUS:
+        raise UsageError(f"{device!r} is not emulated-cuda:N with N from 1 to {MOST_GPUS}")
+    return int(count)
 
 
 def _parts(environ: Mapping[str, str], name: str) -> list[str]:

@@ -1,10 +1,10 @@
-"""``python -m disttest.emulated_device``: builds the libraries if need be and prints their folder."""
+"""``python -m disttest.extras.emulated_gpus``: builds the libraries if need be and prints their folder."""
 
 from __future__ import annotations
 
 import sys
 
-from disttest.emulated_device.build import build_libraries, default_cache
+from disttest.extras.emulated_gpus.build import build_libraries, default_cache
 from disttest.options.environment import environment
 
 print(build_libraries(default_cache(environment()), tell=lambda line: print(line, file=sys.stderr)))  # noqa: T201

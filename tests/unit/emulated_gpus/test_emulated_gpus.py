@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from disttest.emulated_device import build, emulated_environment
 from disttest.errors import UsageError
 from disttest.extras.cluster.option_rows import RUN_OPTIONS
 from disttest.extras.cluster.place import choose_nodes
+from disttest.extras.emulated_gpus import build
+from disttest.extras.emulated_gpus.gpu_environment import emulated_environment, emulated_gpus
 from disttest.options.run import RunOptions
-from disttest.options.values import emulated_gpus
 
 
 def test_a_device_and_how_many_of_them():
@@ -28,7 +28,7 @@ def test_a_number_that_cannot_be_emulated(text):
 
 
 def test_gpus_of_other_machines_are_not_emulated():
-    with pytest.raises(UsageError, match="emulates GPUs of this machine only: leave out --launcher"):
+    with pytest.raises(UsageError, match="is a device of this machine only: leave out --launcher"):
         choose_nodes(
             SimpleNamespace(
                 settings={row.field: row.default for row in RUN_OPTIONS} | {"launcher": "slurm"},

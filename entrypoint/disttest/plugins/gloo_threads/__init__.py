@@ -1,0 +1,1 @@
+"""Gloo's threads that carry messages give way to the threads that compute."""

@@ -1,0 +1,28 @@
+"""The hooks that make gloo's message threads give way."""
+
+from __future__ import annotations
+
+from disttest.hookspecs import hookimpl
+
+
+@hookimpl
+def disttest_join_watch() -> None:
+    """Observe the groups that tests make."""
+    from disttest import observe
+    from disttest.plugins.gloo_threads.message_threads import GiveWay
+
+    observe.install(GiveWay())
+
+
+@hookimpl
+def disttest_group_made() -> None:
+    """Treat the threads of the default group, which exists before any tool observes the rank."""
+    from disttest.plugins.gloo_threads.message_threads import give_way
+
+    give_way()
+
+
+@hookimpl
+def disttest_load_parts() -> None:
+    """Import the part in ranks, unless the run has no torch."""
+    from disttest.plugins.gloo_threads import message_threads  # noqa: F401
