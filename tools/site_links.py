@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links of the pages to files outside of ``docs/`` lead to the repository."""
+"""Hooks of MkDocs: links to files outside of ``docs/`` lead to the repository, and roles of docstrings become code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 _UPWARD = re.compile(r"\]\((\.\./[^)\s]+)\)")
+_ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):(?=<code>)")
+"""Docstrings have reStructuredText's roles; mkdocstrings renders Markdown, which has none."""
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
@@ -19,3 +21,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         return found[0] if inside else f"]({config.extra['repository']}/blob/main/{path})"
 
     return _UPWARD.sub(link, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Remove the roles in front of names, and the second colon in front of blocks of code."""
+    return _ROLE.sub("", html).replace("::</p>", ":</p>")

@@ -22,6 +22,7 @@ HERE = [(page, title) for page in PAGES for title in titles_with_commands(page)]
 TYPED = {
     "tests/integration/test_pages.py::test_a_page_says_what_is_printed": {
         "docs/tutorial.md",
+        "docs/good-tests.md",
         "docs/debug-a-hang.md",
         "docs/marks.md",
         "docs/replay.md",
