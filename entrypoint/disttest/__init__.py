@@ -1,6 +1,7 @@
-"""Distributed PyTorch tests in CI: one entrypoint that runs ranks, judges them and keeps their logs.
+"""Distributed PyTorch tests in CI: one entry point that runs ranks, judges them and keeps their logs.
 
-PYTEST_DONT_REWRITE: ranks that are forked from a process with this package loaded need no warning about that.
+PYTEST_DONT_REWRITE: this word in a docstring stops pytest's warning that it can no longer rewrite the assertions of
+a module. Ranks that are forked from a process with this package loaded would print it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ if "_pytest.assertion.rewrite" in sys.modules:
     from importlib.machinery import PathFinder
 
     class _AsWritten:
-        """Finds our modules before pytest does, which rewrites the assertions of all that belongs to a plugin.
+        """A finder in front of pytest's import hook: it loads disttest's modules without assertion rewriting.
 
-        Where it may not write byte code (``PYTHONDONTWRITEBYTECODE``, packages that belong to root, a new container), it
-        would parse and compile 300 modules in each run.
+        pytest rewrites the assertions of all modules of a plugin's package. Where byte code cannot be written
+        (``PYTHONDONTWRITEBYTECODE``, a package owned by root, a new container), it would parse and compile 300
+        modules in each run.
         """
 
+        # Importing all modules before pytest starts would cost the command the same, and would not help plain
+        # pytest.
         @staticmethod
         def find_spec(
             name: str,

@@ -1,4 +1,4 @@
-"""Boards: memory that a process gives to others of its family, so that what they wrote can be read whatever became of them."""
+"""Boards: memory shared with related processes, readable even after those have crashed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from disttest.descriptors import memory_file
 
 
 class Board:
-    """The side of the process that reads; in anonymous memory, which no full disk can spoil."""
+    """The reader's side of a board. It is anonymous memory, so a full disk cannot damage it."""
 
     def __init__(self, name: str, size: int) -> None:
-        """Make the board, all zeros.
+        """Create the board, filled with zeros.
 
         Args:
-            name: of the memory, for those who look at the process's descriptors.
-            size: in bytes.
+            name: name of the memory, shown among the descriptors of the process.
+            size: size in bytes.
         """
         self.fd = memory_file(name)
         os.truncate(self.fd, size)
@@ -27,37 +27,38 @@ class Board:
 
     @property
     def path(self) -> Path:
-        """Where others find it while this process lives, forked ones and new interpreters."""
+        """Path by which forks and new interpreters open the board while this process lives."""
         return Path(f"/proc/{os.getpid()}/fd/{self.fd}")
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._memory.close()
         os.close(self.fd)
 
 
 class BoardWriter:
-    """The side of a process that writes. A copy of it writes to memory of its own, which nobody reads."""
+    """The writer's side of a board. After a fork, the child's copy writes to private memory that is never read."""
 
     def __init__(self, board: Path) -> None:
         """Open the board.
 
         Args:
-            board: where it is, as the process that made it has said.
+            board: its path, as the process that made it reported.
 
         Raises:
-            OSError: that process is gone.
+            OSError: the process that made it has ended.
         """
         fd = os.open(board, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._memory: mmap.mmap | bytearray = mmap.mmap(fd, 0)
         finally:
             os.close(fd)
-        # A process keeps for ever what is to be done after a fork: that may not hold the writer.
+        # `os.register_at_fork` keeps its callbacks until the process ends; a strong reference would keep the
+        # writer, too.
         os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(self)))
 
     def let_go(self) -> None:
-        """Write to memory of its own from now on."""
+        """Write to private memory from now on."""
         self._memory = bytearray(len(self._memory))
 
 

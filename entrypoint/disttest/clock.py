@@ -1,6 +1,7 @@
-"""Clocks and sleep as they were before any test module or conftest was imported.
+"""The clocks and ``sleep``, bound before any test module or conftest is imported.
 
-Tests make time stand still (freezegun, ``monkeypatch.setattr(time, "sleep", …)``); the limits of tests must hold all the same.
+Tests replace them (freezegun, ``monkeypatch.setattr(time, "sleep", …)``). The time limits of tests must hold all
+the same.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
-# Partials, since freezegun replaces the functions of ``time`` wherever a module has one of them as an attribute.
+# Partials: freezegun replaces the functions of ``time`` in every module that has one of them as an attribute.
 monotonic = partial(time.monotonic)
 perf_counter = partial(time.perf_counter)
 sleep = partial(time.sleep)
-wall = partial(time.time)  # noqa: TID251  # the wall clock, for those who may read it
+wall = partial(time.time)  # noqa: TID251  # the only binding of the wall clock outside of the journal

@@ -1,4 +1,4 @@
-"""File descriptors of ours, kept where tests that close or count the low ones do not meet them."""
+"""File descriptors that disttest keeps open, placed above the low numbers that tests close or count."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _HIGH = 200
-"""Ours lie above it; below it where fewer descriptors are allowed (``ulimit -n``)."""
+"""Lowest number of such a descriptor. It is lower where ``ulimit -n`` allows fewer descriptors."""
 MOST_AT_ONCE = 253
-"""Descriptors that go with one message; SCM_MAX_FD of the kernel."""
+"""Largest number of descriptors in one message over a socket: SCM_MAX_FD of the Linux kernel."""
 
 
 def high_copy(fd: int) -> int:
-    """A copy of a descriptor, out of the way; programs that are started do not get it."""
+    """Duplicate a descriptor to a high number. Programs that this process starts do not inherit it."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = _HIGH if allowed == resource.RLIM_INFINITY else min(_HIGH, allowed // 2)
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
 def is_open(fd: int) -> bool:
-    """Whether the number leads anywhere."""
+    """Return whether the number is an open descriptor."""
     try:
         os.fstat(fd)
     except OSError:
@@ -36,10 +36,10 @@ def is_open(fd: int) -> bool:
 
 
 def append_to(path: str | Path) -> int:
-    """A log, open at its end, so that what several processes write into it follows each other.
+    """Open a log for appending, so that output of several processes does not overwrite each other.
 
     Raises:
-        OSError: it cannot be opened; its folder must be there.
+        OSError: it cannot be opened; its folder must exist.
     """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
@@ -53,7 +53,7 @@ def point_output_at(path: str | Path) -> None:
 
 
 def memory_file(name: str) -> int:
-    """A new file in anonymous memory, out of the way; it is gone with the processes that hold it."""
+    """Create a file in anonymous memory at a high number. It disappears with the last process that holds it."""
     low = os.memfd_create(name)
     try:
         return high_copy(low)
@@ -62,11 +62,12 @@ def memory_file(name: str) -> int:
 
 
 def take_descriptors(received: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give descriptors of another process the numbers that they had there; this process keeps no others.
+    """Give descriptors received from another process the numbers that they had there, and close all others of this
+    process.
 
     Args:
-        received: the descriptors, in any place.
-        numbers: one for each. Standard ones that are missing are closed, as they were there.
+        received: the descriptors, in any order of numbers.
+        numbers: the number of each. A standard stream that is missing is closed, as it was in the other process.
     """
     above = max((*numbers, *received), default=0) + 1
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in received]
@@ -79,7 +80,7 @@ def take_descriptors(received: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def new_streams() -> None:
-    """Make the standard streams anew, as the interpreter does when it starts: what they lead to has changed."""
+    """Create the standard streams again, as the interpreter does when it starts: their descriptors have changed."""
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         stream = _stream(fd, mode, getattr(sys, f"__{name}__"))
         setattr(sys, name, stream)
@@ -87,12 +88,12 @@ def new_streams() -> None:
 
 
 def _stream(fd: int, mode: str, before: Any) -> Any:
-    """A stream with the encoding and buffer that the interpreter has chosen; None for a descriptor that is closed."""
+    """Open a stream with the encoding and buffering that the interpreter chose before; None for a closed descriptor."""
     if not is_open(fd):
         return None
     unbuffered = bool(getattr(before, "write_through", False))  # PYTHONUNBUFFERED, or python -u
     buffering = 0 if unbuffered and mode == "w" else -1
-    binary: Any = open(fd, f"{mode}b", buffering, closefd=False)  # noqa: SIM115 - it stays
+    binary: Any = open(fd, f"{mode}b", buffering, closefd=False)  # noqa: SIM115 - it stays open
     return io.TextIOWrapper(
         binary,
         encoding=getattr(before, "encoding", None),
@@ -106,5 +107,5 @@ def _stream(fd: int, mode: str, before: Any) -> Any:
 def _close(fd: int) -> None:
     try:
         os.close(fd)
-    except OSError:  # that of the look itself
+    except OSError:  # the descriptor of the directory listing itself
         return

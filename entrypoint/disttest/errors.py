@@ -1,4 +1,4 @@
-"""Every error that disttest raises on purpose, and the exit code that each one ends in.
+"""Every error that disttest raises on purpose, with its exit code.
 
 DisttestError
 ├── ReportError          3   a report could not be written
@@ -22,7 +22,7 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the ``disttest`` command; 0 to 5 mean what they mean in pytest, 128+n is signal n."""
+    """Exit codes of the ``disttest`` command. 0 to 5 mean the same as in pytest; 128+n means signal n."""
 
     PASSED = 0
     FAILED = 1
@@ -38,6 +38,8 @@ class ExitCode(IntEnum):
     DEADLINE = 124
 
 
+# pytest's own exit code counts only if pytest chose it: `os._exit(5)` in a module would otherwise read as "no tests
+# collected".
 MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.PASSED: "all tests passed, or were skipped or failed as expected",
     ExitCode.FAILED: "a test failed",
@@ -52,32 +54,32 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.SETUP: "the script of `--setup` failed, and no test was run",
     ExitCode.DEADLINE: "the deadline of the run has passed",
 }
-"""What has happened, for those who read the code."""
+"""The meaning of each exit code, for users."""
 
 
 class DisttestError(Exception):
-    """Base of all; the message says what happened, where, and what to do next."""
+    """Base of all errors. The message says what happened, where, and what to do next."""
 
     exit_code = ExitCode.INTERNAL
 
 
 class PluginError(DisttestError):
-    """A plugin raised an exception, or does not fit this version of disttest; the message names it."""
+    """A plugin raised an exception or does not fit this version of disttest. The message names it."""
 
     @property
     def trace(self) -> str:
-        """The traceback of the plugin's own exception, if there is one."""
+        """Traceback of the plugin's own exception, or of this error if there is none."""
         return "".join(traceback.format_exception(self.__cause__ or self))
 
 
 class UsageError(DisttestError):
-    """The request cannot be carried out as it stands."""
+    """The request cannot be carried out."""
 
     exit_code = ExitCode.USAGE
 
 
 class NotEnoughDevices(DisttestError):
-    """Fewer devices than were asked for by name."""
+    """Fewer devices are available than were requested by name."""
 
     exit_code = ExitCode.NOT_ENOUGH_DEVICES
 
@@ -89,11 +91,11 @@ class InfrastructureError(DisttestError):
 
 
 class ProtocolError(InfrastructureError):
-    """A message between two of our processes was cut, unknown or malformed."""
+    """A message between two disttest processes was cut, unknown or malformed."""
 
 
 class JournalError(InfrastructureError):
-    """The journal cannot be written any more: results would be lost."""
+    """The journal can no longer be written. Results would be lost."""
 
 
 class EngineError(DisttestError):
@@ -103,28 +105,30 @@ class EngineError(DisttestError):
 
 
 class SchedulerError(DisttestError):
+    # Its own exit code: the remedy differs from that of a container engine that refuses.
     """The scheduler of a cluster is missing or refused."""
 
     exit_code = ExitCode.SCHEDULER
 
 
 class SetupError(DisttestError):
-    """The user's script that comes before the tests failed."""
+    """The setup script of the user failed."""
 
+    # Its own exit code: neither a test nor a machine is to blame.
     exit_code = ExitCode.SETUP
 
     def __init__(self, what: str, tail: Iterable[str]) -> None:
-        """Say what happened, and the end of what the script wrote."""
+        """Compose the message from a description and the last lines of the script's output."""
         super().__init__("\n".join([what, *(f"  {line}" for line in tail)]))
 
 
 class ReportError(DisttestError):
-    """One or more reports could not be written; the others were."""
+    """One or more reports could not be written. All others were."""
 
     exit_code = ExitCode.INTERNAL
 
     def __init__(self, failed: Sequence[str], *, written: Sequence[Path] = ()) -> None:
-        """Say which reports failed and why, and keep the paths of those that were ``written``."""
+        """Name the reports that failed with their reasons, and keep the paths of those that were ``written``."""
         super().__init__(
             f"could not write {'; '.join(failed)}. `disttest report DIR` writes them again from the journal."
         )

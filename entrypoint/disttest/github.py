@@ -1,7 +1,7 @@
-"""GitHub's workflow commands, outputs and step summary: the only module that speaks them.
+"""GitHub's workflow commands, outputs and step summary. No other module writes them.
 
-Where the files lie that ``GITHUB_OUTPUT`` and ``GITHUB_STEP_SUMMARY`` name is an argument here.
-Source: https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions
+The paths in ``GITHUB_OUTPUT`` and ``GITHUB_STEP_SUMMARY`` are arguments of the functions here. Source:
+https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 MAX_MESSAGE = 4096
-"""Characters of an annotation's message that GitHub keeps (actions/toolkit#734)."""
+"""Longest message of an annotation, in characters (https://github.com/actions/toolkit/issues/734)."""
 MAX_ANNOTATIONS = 10
-"""Errors, and as many warnings, that GitHub shows for one step."""
+"""Number of errors, and of warnings, that GitHub shows for one step."""
 MAX_SUMMARY_BYTES = 1024 * 1024
-"""A longer step summary is dropped as a whole."""
+"""Size of a step summary beyond which GitHub drops all of it."""
 
 _WITHOUT_WIDTH = (
     "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180f"
@@ -33,11 +33,11 @@ class SupportsWrite(Protocol):
     """A text file."""
 
     def write(self, text: str, /) -> object:
-        """Take the text; what is returned is ignored."""
+        """Write the text; the return value is ignored."""
 
 
 def escape_data(text: str) -> str:
-    """Escape a command's message; the percent sign first, since the others become percent signs."""
+    """Escape the message of a command. The percent sign is first, because the other escapes add percent signs."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
@@ -47,7 +47,7 @@ def escape_property(text: str) -> str:
 
 
 def command(name: str, message: str = "", **properties: str | int | None) -> str:
-    """Return one workflow command as a line, without its newline. Empty properties are left out."""
+    """Return one workflow command as a line without its newline. Empty properties are omitted."""
     given = ",".join(
         f"{key}={escape_property(str(value))}" for key, value in properties.items() if value not in (None, "")
     )
@@ -72,27 +72,26 @@ def annotation(
 
 
 def group(title: str) -> str:
-    """Return the command that begins a block of log lines that can be folded."""
+    """Return the command that begins a foldable block of log lines."""
     return command("group", " ".join(title.split()))
 
 
 def end_group() -> str:
-    """Return the command that ends the block."""
+    """Return the command that ends a foldable block."""
     return command("endgroup")
 
 
 def harmless(text: str) -> str:
-    """The text with nothing in it that the runner could take for a command, of the newer form or of the older one.
-
-    The runner ends lines at lone carriage returns, too, trims any white space, and compares as a human language does,
-    where characters without a width do not count. So what makes a command is changed, visibly, and not only hidden
-    behind ``stop-commands``, which an output beside this one would break: the runner reads both, and has one token.
-    """
+    """Return the text with every workflow command, of the newer or the older form, made ineffective."""
+    # The runner also ends lines at lone carriage returns, trims any white space, and compares as a human language
+    # does: characters without a width do not count. The text is therefore changed visibly.
+    # Hiding the text behind `stop-commands` fails where the runner reads two outputs at the same time: it has only
+    # one token.
     return _OLD_COMMAND.sub("## [", _COMMAND.sub(r"\1: :", text))
 
 
 def send(file: SupportsWrite, commands: str) -> None:
-    """Write commands of ours (lines, without the last newline) into a log that defuses everything else."""
+    """Write disttest's own commands (lines without the last newline) into a log that defuses everything else."""
     send_commands: Callable[[str], object] = getattr(file, "write_trusted", file.write)
     send_commands(f"{commands}\n")
 
@@ -101,7 +100,7 @@ def write_output(path: Path, name: str, value: str) -> None:
     """Append an output of the step to the file that ``GITHUB_OUTPUT`` names.
 
     Raises:
-        ValueError: the name cannot be that of an output.
+        ValueError: the name is not a valid name of an output.
     """
     if not name or not name.replace("-", "").replace("_", "").isalnum():
         raise ValueError(f"not the name of an output: {name!r}")
@@ -111,7 +110,8 @@ def write_output(path: Path, name: str, value: str) -> None:
 
 
 def append_summary(path: Path, markdown: str) -> bool:
-    """Append to the file that ``GITHUB_STEP_SUMMARY`` names; False, and nothing done, if it would not fit."""
+    """Append to the file that ``GITHUB_STEP_SUMMARY`` names."""
+    # Return False, and write nothing, if the text does not fit.
     present = path.stat().st_size if path.exists() else 0
     addition = f"{markdown.rstrip()}\n\n".encode(errors="replace")
     if present + len(addition) > MAX_SUMMARY_BYTES:

@@ -1,4 +1,4 @@
-"""The hooks of disttest: the whole interface between its core and plugins, built in or installed.
+"""The hooks of disttest: the whole interface between its core and plugins, built-in or installed.
 
 A plugin is a module, or any object, with functions of these names that are marked with :data:`hookimpl`::
 
@@ -10,8 +10,8 @@ A plugin is a module, or any object, with functions of these names that are mark
         ...
         return result
 
-An installed package names its plugin in the entry point group ``disttest``. ``-p no:NAME`` removes the plugin from a run.
-disttest also registers each plugin with pytest, under the same name, so a plugin may have hooks of pytest as well.
+An installed package names its plugin in the entry point group ``disttest``. ``-p no:NAME`` removes the plugin from a
+run. disttest also registers each plugin with pytest, under the same name, so a plugin may have hooks of pytest as well.
 
 A hook runs in one of five kinds of processes. Each description names its kind:
 
@@ -22,7 +22,7 @@ A hook runs in one of five kinds of processes. Each description names its kind:
   does.
 * node agent: a controller on a node of a cluster.
 
-A plugin that raises an exception ends in an error that names the plugin and the hook. No test passes by it.
+If a plugin raises an exception, the run ends with an error that names the plugin and the hook. No test passes that way.
 """
 
 from __future__ import annotations
@@ -67,16 +67,18 @@ if TYPE_CHECKING:
     from disttest.runtime.world.world_supervisor import WorldSupervisor
 
 PROJECT = "disttest"
-"""The name of the entry point group, and pluggy's name of this interface."""
+"""Name of the entry point group, and pluggy's name of this interface."""
 
+# pytest's own plugin manager accepts only hooks whose names begin with `pytest_`, and the command imports no
+# pytest.
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-"""Marks a function as the implementation of the hook that has its name; pluggy documents its arguments."""
+"""Decorator that marks a function as the implementation of the hook of the same name; pluggy documents its arguments."""
 of_pytest = pluggy.HookimplMarker("pytest")
-"""``pytest.hookimpl``, for plugins that the command imports, which must not import pytest."""
+"""The equivalent of ``pytest.hookimpl`` for plugins that the command imports: they must not import pytest."""
 
 WRAPPED = ("disttest_judge_attempt", "disttest_rank_test")
-"""Hooks that the core implements, and that a plugin wraps."""
+"""Hooks that the core implements and that plugins wrap."""
 
 
 # --- command
@@ -84,17 +86,18 @@ WRAPPED = ("disttest_judge_attempt", "disttest_rank_test")
 
 @hookspec
 def disttest_addoptions() -> Sequence[Option]:
-    """Command and controller, before anything is parsed: the options that the plugin adds to commands.
+    """Command and controller, before anything is parsed: return the options that the plugin adds to commands.
 
     A row that names the command ``run`` becomes an option of ``disttest run``, an option of plain pytest
-    (``--disttest-NAME``), the variable ``DISTTEST_NAME`` and a setting of ``[tool.disttest]``. Every later hook has the
-    ``settings`` of the run, and ``OPTION.of(settings)`` is its value.
+    (``--disttest-NAME``), the variable ``DISTTEST_NAME`` and a setting of ``[tool.disttest]``. Every later hook gets
+    the ``settings`` of the run; ``OPTION.of(settings)`` returns the value.
     """
 
 
 @hookspec
 def disttest_commands_that_run() -> Sequence[str]:
-    """Command, before anything is parsed: commands of the plugin that run tests. They take the options of every run."""
+    """Command, before anything is parsed: name the commands of the plugin that run tests."""
+    # They accept the options of every run.
 
 
 @hookspec
@@ -102,20 +105,20 @@ def disttest_addcommands(group: click.Group) -> None:
     """Command, before anything is parsed: add a command to ``disttest``.
 
     Args:
-        group: the command line; call ``group.add_command``. Import what the command does inside the function.
+        group: the command line; call ``group.add_command``. Import the implementation inside the command's function.
     """
 
 
 @hookspec
 def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
-    """Command, when the options of a run were read: change what was asked, or refuse it.
+    """Command, after the options of a run are read: change the request or refuse it.
 
-    A :class:`disttest.errors.UsageError` ends the command with its message. ``dataclasses.replace`` and
-    ``RunRequest.with_option`` make a changed request. A plugin that sets ``place`` has the run run on other machines than this
-    one; plugins whose hook is ``trylast`` see it.
+    Raise :class:`disttest.errors.UsageError` to end the command with its message. ``dataclasses.replace`` and
+    ``RunRequest.with_option`` make a changed request. A plugin that sets ``place`` sends the run to machines other than
+    this one; plugins whose hook is ``trylast`` can read it.
 
     Args:
-        request: everything that was asked, as the plugin before this one returned it.
+        request: all options and arguments of the command, as the plugin before this one returned it.
 
     Returns:
         The changed request; None to leave it as it is.
@@ -124,19 +127,19 @@ def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
 
 @hookspec
 def disttest_check_collection(options: RunOptions) -> None:
-    """Command, before tests are listed or planned, or a part of a plan is run: refuse options by a :class:`UsageError`.
+    """Command, before tests are listed or planned, or part of a plan runs: refuse options with a :class:`UsageError`.
 
     Args:
-        options: of the run.
+        options: options of the run.
     """
 
 
 @hookspec(firstresult=True)
 def disttest_processes_of_run(options: RunOptions) -> Sequence[PytestProcess] | None:
-    """Command, before the run begins: the pytest processes of the run, which run one after another.
+    """Command, before the run begins: return the pytest processes of the run, which run one after another.
 
     Args:
-        options: of the run.
+        options: options of the run.
 
     Returns:
         The processes, in order; None for one.
@@ -145,10 +148,11 @@ def disttest_processes_of_run(options: RunOptions) -> Sequence[PytestProcess] | 
 
 @hookspec(firstresult=True)
 def disttest_needs_terminal(request: RunRequest) -> bool | None:
-    """Command, before the run is shown: whether it reads from the terminal, so that no live view may cover it.
+    """Command, before the run is shown: return whether the run reads from the terminal, so that no live view may cover
+    it.
 
     Args:
-        request: everything that was asked.
+        request: all options and arguments of the command.
 
     Returns:
         True, or None for no answer.
@@ -157,14 +161,14 @@ def disttest_needs_terminal(request: RunRequest) -> bool | None:
 
 @hookspec(firstresult=True)
 def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | None:
-    """Command, before a run begins: run it in another way.
+    """Command, before a run begins: run it in a different way.
 
     Args:
-        request: everything that was asked.
-        signals: those that cancel the run.
+        request: all options and arguments of the command.
+        signals: the signals that cancel the run.
 
     Returns:
-        The exit code of the command; None to let the next plugin, at last the core, run it.
+        The exit code of the command; None to let the next plugin, and finally the core, run it.
     """
 
 
@@ -206,21 +210,23 @@ def disttest_run_data(request: RunRequest) -> Any:
 
 @hookspec
 def disttest_hidden_variables(environ: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
-    """Command, before a run on this machine: variables that the tests must not see. The command removes them and says so.
+    """Command, before a run on this machine: name variables that tests must not see. The command removes and reports
+    them.
 
     Args:
-        environ: the environment of the command.
+        environ: environment of the command.
 
     Returns:
-        The program that set variables for processes of its own, and their names.
+        The program that set the variables for its own processes, mapped to their names.
     """
 
 
 @hookspec
 def disttest_addreporters() -> Mapping[str, Reporter]:
-    """Command, and controller of plain pytest, at the end of a run: the reports that the plugin writes, by format.
+    """Command, and controller of plain pytest, at the end of a run: return the reports that the plugin writes, by
+    format.
 
-    Each becomes a file in the results directory, and a value of ``disttest report --format``.
+    Each becomes a file in the results directory and a value of ``disttest report --format``.
     """
 
 
@@ -262,19 +268,19 @@ def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldSta
 
 @hookspec
 def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
-    """Command, whenever a run is shown: tables about the whole run, for the terminal and the HTML page.
+    """Command, whenever a run is shown: return tables about the whole run, for the terminal and the HTML page.
 
     Args:
-        run: the result of the run.
+        run: result of the run.
     """
 
 
 @hookspec(firstresult=True)
 def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
-    """Command and controller, when a failure is written: how the command that repeats a test begins.
+    """Command and controller, when a failure is written: return the first words of the command that repeats a test.
 
     Args:
-        test: that failed.
+        test: the failed test.
 
     Returns:
         The name of a command of ``disttest``, then its options; None for a test that ``disttest run`` repeats.
@@ -283,11 +289,11 @@ def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
 
 @hookspec(firstresult=True)
 def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[str] | None:
-    """Command and controller, when a failure is written: the options that give a test its world when it is repeated.
+    """Command and controller, when a failure is written: return the options that recreate the world of a repeated test.
 
     Args:
-        test: that failed.
-        invocation: of the run.
+        test: the failed test.
+        invocation: invocation of the run.
 
     Returns:
         Options of ``disttest run``, in place of ``--world-sizes`` and ``--one-world``; None for those.
@@ -296,15 +302,16 @@ def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[s
 
 @hookspec
 def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> Mapping[str, str]:
-    """Command and controller, when a failure is written: further commands for the reader, below the one that repeats the test.
+    """Command and controller, when a failure is written: return more commands, shown below the one that repeats the
+    test.
 
     Args:
-        test: that failed.
-        result: of its last attempt.
+        test: the failed test.
+        result: result of its last attempt.
         run: its invocation and root directory.
 
     Returns:
-        A word for each, such as ``again``, and its command line, quoted for a shell.
+        A word such as ``again``, mapped to its command line, quoted for a shell.
     """
 
 
@@ -318,20 +325,21 @@ def disttest_doctor_checks() -> Iterable[DeviceFinding]:
 
 @hookspec
 def disttest_schedulers() -> Mapping[str, str]:
-    """Command and node agent, before anything is parsed: the schedulers that the plugin adds to ``--launcher``.
+    """Command and node agent, before anything is parsed: return the schedulers that the plugin adds to ``--launcher``.
 
     Returns:
-        The name of each, and the name of its module. The module has ``NODE_VARIABLES`` and
-        ``make_launcher(environ, options)``, which ``docs/schedulers.md`` describes; it is imported when it is used.
+        The name of each, mapped to the name of its module. The module has ``NODE_VARIABLES`` and
+            ``make_launcher(environ, options)``, which ``docs/schedulers.md`` describes. It is imported when it is used.
     """
 
 
 @hookspec
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Any process that reads a journal: fields of events that earlier versions of the plugin wrote in another form.
+    """Any process that reads a journal: return the fields of events that earlier versions of the plugin wrote in
+    another form.
 
     Returns:
-        The name of each such field, and a function that changes a decoded event into its present form, in place.
+        The name of each such field, mapped to a function that converts a decoded event to its present form, in place.
     """
 
 
@@ -344,12 +352,12 @@ def disttest_modify_tests(
 ) -> None:
     """Controller and fresh interpreters, after collection, when each item has its world.
 
-    Change ``items`` in place. A :class:`disttest.errors.UsageError` ends the run with its message.
+    Change ``items`` in place. Raise :class:`disttest.errors.UsageError` to end the run with its message.
 
     Args:
         items: all tests of the session, one for each world of a test.
-        config: pytest's.
-        options: of the run.
+        config: pytest's configuration.
+        options: options of the run.
         host: the machine that the tests are collected for.
     """
 
@@ -358,12 +366,12 @@ def disttest_modify_tests(
 def disttest_place_tests(
     pairs: list[tuple[pytest.Item, TestCase]], config: pytest.Config, options: RunOptions
 ) -> Sequence[str]:
-    """Controller, when all tests of the run are described: decide by all of them where each runs.
+    """Controller, when all tests of the run are described: decide, with all of them in view, where each runs.
 
     Args:
         pairs: items and their tests; change the list in place.
-        config: pytest's.
-        options: of the run.
+        config: pytest's configuration.
+        options: options of the run.
 
     Returns:
         Messages for the user.
@@ -372,10 +380,10 @@ def disttest_place_tests(
 
 @hookspec
 def disttest_ordinary_tests_begin(options: RunOptions) -> None:
-    """Controller, when all worlds have ended, before the first test runs in this process.
+    """Controller, after all worlds have ended and before the first test runs in this process.
 
     Args:
-        options: of the run.
+        options: options of the run.
     """
 
 
@@ -383,80 +391,82 @@ def disttest_ordinary_tests_begin(options: RunOptions) -> None:
 def disttest_select_tests(
     items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
 ) -> TestSelection | None:
-    """Controller, after collection, when the ids of tests and their worlds are final: say which tests this run owes.
+    """Controller, after collection, when test ids and worlds are final: return the tests that this run must run.
 
-    A test runs if each plugin that answers keeps it. A :class:`disttest.errors.DisttestError` ends the run with its message.
+    A test runs if every plugin that answers keeps it. Raise :class:`disttest.errors.DisttestError` to end the run
+    with its message.
 
     Args:
         items: all tests of the session, one for each world of a test.
-        describe: the test case of an item.
-        config: pytest's.
+        describe: returns the test case of an item.
+        config: pytest's configuration.
 
     Returns:
-        The tests that are kept; None to keep all.
+        The tests to keep; None to keep all.
     """
 
 
 @hookspec
 def disttest_marks() -> Sequence[str]:
-    """Controller: the marks of the plugin, as pytest's setting ``markers`` has them: ``name(arguments): description``."""
+    """Controller: return the plugin's marks as pytest's setting ``markers`` does: ``name(arguments): description``."""
 
 
 @hookspec
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Controller, before any conftest is loaded if the user asked for disttest, and again before worlds are forked.
+    """Controller, before any conftest is loaded if the user enabled disttest, and again before worlds are forked.
 
-    Import here what the plugin's parts in worlds and ranks use. A conftest may replace names that they import, and each rank
-    imports again what is imported later.
+    Import here the modules of the plugin's parts in worlds and ranks. A conftest may replace names that they
+    import, and each rank imports later modules itself.
 
     Args:
-        config: pytest's; ``config.known_args_namespace`` has the options.
+        config: pytest's configuration; ``config.known_args_namespace`` has the options.
     """
 
 
 @hookspec
 def disttest_test_data(item: pytest.Item) -> Any:
-    """Controller, once for each item: data of the plugin that travels with the test.
+    """Controller, once for each item: return data of the plugin that travels with the test.
 
     Args:
         item: a test with its world.
 
     Returns:
-        A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``TestCase.data[NAME]``, where NAME is the
-        last part of the plugin's name, and is in the journal and in ``results.json``.
+        A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``TestCase.data[NAME]``, where
+            NAME is the last part of the plugin's name, and is in the journal and in ``results.json``.
     """
 
 
 @hookspec(firstresult=True)
 def disttest_needs_new_ranks(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str | None:
-    """Controller, once for each item: whether its ranks must be new processes, which run no other test.
+    """Controller, once for each item: return why its ranks must be new processes, which run no other test.
 
     Args:
-        world: that the test runs in.
-        kind: how the test meets its ranks.
-        options: of the run.
+        world: the world that the test runs in.
+        kind: how the test gets its ranks.
+        options: options of the run.
 
     Returns:
-        Why, in a few words; None if they need not be.
+        The reason, in a few words; None if its ranks may be shared.
     """
 
 
 @hookspec
 def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> Sequence[str]:
-    """Controller, before the first test runs: lines to show, for example tests for which the plugin does nothing.
+    """Controller, before the first test runs: return lines to show, for example tests for which the plugin does
+    nothing.
 
     Args:
-        tests: of the run.
-        options: of the run.
+        tests: all tests of the run.
+        options: options of the run.
     """
 
 
 @hookspec(firstresult=True)
 def disttest_leaves_tests(config: pytest.Config) -> bool | None:
-    """Controller, whenever the core asks: whether this process runs no tests and opens no journal.
+    """Controller, whenever the core asks: return whether this process runs no tests and opens no journal.
 
     Args:
-        config: pytest's.
+        config: pytest's configuration.
 
     Returns:
         True when a plugin runs the tests in another way; None otherwise.
@@ -465,7 +475,8 @@ def disttest_leaves_tests(config: pytest.Config) -> bool | None:
 
 @hookspec(firstresult=True)
 def disttest_timeout(item: pytest.Item) -> float | None:
-    """Controller, for each item without a ``timeout`` mark in a run without ``--timeout``: the limit of the test.
+    """Controller, for each item without a ``timeout`` mark in a run without ``--timeout``: return the limit of the
+    test.
 
     Args:
         item: a test.
@@ -477,90 +488,93 @@ def disttest_timeout(item: pytest.Item) -> float | None:
 
 @hookspec(firstresult=True)
 def disttest_retries(item: pytest.Item) -> int | None:
-    """Controller, for each item that runs outside of this process, in a run without ``--retries``.
+    """Controller, for each item that runs outside of this process, in a run without ``--retries``: return its retries.
 
     Args:
         item: a test.
 
     Returns:
-        How often the test is tried again once it has failed; None for no answer.
+        Number of retries after a failure; None for no answer.
     """
 
 
 @hookspec
 def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
-    """Controller, before the first world starts: arguments for other pytest processes that collect the same tests.
+    """Controller, before the first world starts: return arguments for other pytest processes that collect the same
+    tests.
 
-    They have all arguments of this process already. Add what has been settled since, so that they collect the same.
+    They receive all arguments of this process already. Add the values that were decided later, so that they collect
+    the same tests.
 
     Args:
-        config: pytest's.
+        config: pytest's configuration.
     """
 
 
 @hookspec
 def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
-    """Controller, and each process that collects for ranks, when the options are read: change fields of them.
+    """Controller, and each process that collects for ranks, when the options are read: change fields of the options.
 
-    A :class:`disttest.errors.UsageError` ends the run with its message.
+    Raise :class:`disttest.errors.UsageError` to end the run with its message.
 
     Args:
-        config: pytest's.
-        options: of the run, as they were given.
+        config: pytest's configuration.
+        options: options of the run, as given.
 
     Returns:
-        The value of each field of :class:`disttest.options.run.RunOptions` that the plugin sets. Two plugins cannot set one.
+        The value of each field of :class:`disttest.options.run.RunOptions` that the plugin sets. Two plugins cannot
+            set the same field.
     """
 
 
 @hookspec(firstresult=True)
 def disttest_marks_are_foreign(item: pytest.Item, options: RunOptions) -> bool | None:
-    """Controller, for each item with a ``world_size`` mark: whether the mark belongs to another harness.
+    """Controller, for each item with a ``world_size`` mark: return whether the mark belongs to another harness.
 
     Args:
         item: a test.
-        options: of the run.
+        options: options of the run.
 
     Returns:
-        True, and the test is not multiplied by its mark; None for no answer.
+        True if the test must not be multiplied by its mark; None for no answer.
     """
 
 
 @hookspec(firstresult=True)
 def disttest_world_of(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
-    """Controller, once for each item: the world of a test that is not made by its marks.
+    """Controller, once for each item: return the world of a test whose marks do not define it.
 
     Args:
         item: a test.
-        options: of the run.
+        options: options of the run.
         host: the machine that the tests are collected for.
 
     Returns:
-        How the test meets its ranks; None where its marks say that.
+        How the test gets its ranks; None if its marks define that.
     """
 
 
 @hookspec
 def disttest_settle(config: pytest.Config, options: RunOptions) -> Any:
-    """Controller, before the first world starts: data of the plugin for every process of every world.
+    """Controller, before the first world starts: return data of the plugin for every process of every world.
 
     Args:
-        config: pytest's.
-        options: of the run.
+        config: pytest's configuration.
+        options: options of the run.
 
     Returns:
-        A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``RankSpec.settled[NAME]`` as JSON data, where
-        NAME is the last part of the plugin's name.
+        A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``RankSpec.settled[NAME]`` as JSON
+            data, where NAME is the last part of the plugin's name.
     """
 
 
 @hookspec
 def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -> Sequence[str]:
-    """Controller, before the first world starts.
+    """Controller, before the first world starts: prepare for the tests that run in worlds.
 
     Args:
         items: the tests that run outside of this process.
-        config: pytest's.
+        config: pytest's configuration.
 
     Returns:
         Notes for the record of the run.
@@ -569,19 +583,19 @@ def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -
 
 @hookspec
 def disttest_world_ended(scratch: Path) -> None:
-    """Controller, whenever a world has ended.
+    """Controller, after each world ends.
 
     Args:
-        scratch: the directory of the world, which all its processes could write to. ``RankSpec.scratch`` is below it.
+        scratch: directory of the world. All its processes could write to it; ``RankSpec.scratch`` is below it.
     """
 
 
 @hookspec(firstresult=True)
 def disttest_run_session(session: pytest.Session) -> bool | None:
-    """Controller, when all tests are collected: run them in another way.
+    """Controller, after collection: run all tests in a different way.
 
     Args:
-        session: pytest's; ``session.items`` are the tests.
+        session: pytest's session; ``session.items`` are the tests.
 
     Returns:
         True when the plugin has run them; None to let the core run them.
@@ -593,29 +607,32 @@ def disttest_around_worlds(settings: WorldSettings) -> AbstractContextManager[ob
     """Controller, before the first world is forked: prepare this process, of which worlds and ranks are forks.
 
     Args:
-        settings: the options of the run.
+        settings: options of the run.
 
     Returns:
-        A context in which the process stays until the last world has ended; None for nothing.
+        A context that is active until the last world has ended; None for nothing.
     """
 
 
 # --- world
 
 
+# One object per set of ranks instead of one hook per event: a main process supervises several sets at the same
+# time, and a plugin must keep their state apart.
 @hookspec
 def disttest_watch_ranks(
     settings: WorldSettings, size: int, evidence: Callable[[], Mapping[int, EvidenceSource]]
 ) -> RankWatch | None:
-    """World, and main process of a class that starts its ranks, before they are started: watch them while they run tests.
+    """World, and main process of a class that starts its ranks, before they start: watch the ranks while they run
+    tests.
 
-    A watch may find out that no rank can go on, and so end a test before its limit. The hook is not called for ranks that are
-    on several machines.
+    A watch may find that no rank can continue, and so end a test before its limit. The hook is not called for ranks
+    that span several machines.
 
     Args:
-        settings: the options of the run.
+        settings: options of the run.
         size: number of ranks.
-        evidence: returns, by rank, how to ask it for its stacks.
+        evidence: returns, for each rank, how to request its stacks.
 
     Returns:
         An instance of a subclass of :class:`disttest.runtime.world.rank_watch.RankWatch`; None not to watch.
@@ -624,10 +641,10 @@ def disttest_watch_ranks(
 
 @hookspec(firstresult=True)
 def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
-    """World, before its first process starts: the class that supervises it.
+    """World, before its first process starts: return the class that supervises the world.
 
     Args:
-        order: the tests, and what the world is told of the run.
+        order: the tests, and the settings of the run that the world receives.
 
     Returns:
         A subclass of :class:`disttest.runtime.world.world_supervisor.WorldSupervisor`; None for the usual one.
@@ -636,10 +653,10 @@ def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
 
 @hookspec(firstresult=True)
 def disttest_make_attempt(test: TestCase) -> type[Attempt] | None:
-    """World, before a test starts: the class that decides when the test is over.
+    """World, before a test starts: return the class that decides when the test is over.
 
     Args:
-        test: about to start.
+        test: the test that is about to start.
 
     Returns:
         A subclass of :class:`disttest.runtime.world.attempt.Attempt`; None for the usual one.
@@ -648,17 +665,17 @@ def disttest_make_attempt(test: TestCase) -> type[Attempt] | None:
 
 @hookspec(firstresult=True)
 def disttest_judge_attempt(attempt: JudgedAttempt) -> TestResult:
-    """World, when all ranks are done or have been ended: the result of the test.
+    """World, when all ranks are done or have been ended: return the result of the test.
 
-    The core judges by the outcomes of the ranks. A plugin wraps that (``hookimpl(wrapper=True)``), looks at what its part in the
-    ranks has reported, and returns a result with findings or a section::
+    The core judges by the outcomes of the ranks. A plugin wraps that (``hookimpl(wrapper=True)``), reads the
+    reports of its part in the ranks, and returns a result with findings or a section::
 
         result = yield
         reports = attempt.reports("budget", BudgetReport)
         return with_findings(result, judge(reports))
 
     Args:
-        attempt: the test, its ranks and what they have reported.
+        attempt: the test, its ranks and their reports.
     """
 
 
@@ -667,13 +684,13 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> TestResult:
 
 @hookspec(firstresult=True)
 def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
-    """Each process that a world starts, first of all: the function that is the life of this process.
+    """Each process that a world starts, as its first action: return the main function of this process.
 
     Args:
-        spec: of the process.
+        spec: description of the process.
 
     Returns:
-        A function that runs tests until the world ends, and that never returns; None for the usual one of a rank.
+        A function that runs tests until the world ends and never returns; None for the usual main function of a rank.
     """
 
 
@@ -681,12 +698,12 @@ def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
 def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
     """Each process that a world starts, once: a rank, or the process in which a class or an ordinary test runs.
 
-    Earlier than :func:`disttest_rank_configure`: the process has its log, and nothing else is set up. ``spec.kind`` is the kind
-    of process.
+    It runs before :func:`disttest_rank_configure`: the process has its log, and nothing else is set up.
+    ``spec.kind`` is the kind of process.
 
     Args:
-        spec: of the process; ``spec.settled[NAME]`` is the result of :func:`disttest_settle`.
-        config: pytest's.
+        spec: description of the process; ``spec.settled[NAME]`` is the result of :func:`disttest_settle`.
+        config: pytest's configuration.
     """
 
 
@@ -697,10 +714,10 @@ def disttest_started_rank(
     """Rank that a test class starts, once, before its test. Other hooks of ranks are not called there.
 
     Args:
-        rank: its number.
-        spec: of the process that has started it.
-        config: pytest's; no test runs by pytest's protocol here.
-        hold: call it with whether users hold this rank; None unless the options have ``is_debugged``.
+        rank: number of the rank.
+        spec: description of the process that started it.
+        config: pytest's configuration; no test runs by pytest's protocol here.
+        hold: call it with whether a user holds this rank in a debugger; None unless the options have ``is_debugged``.
 
     Returns:
         A function that is called with each failure of a test; None for no interest.
@@ -709,45 +726,47 @@ def disttest_started_rank(
 
 @hookspec
 def disttest_process_saves() -> None:
-    """Each process of a world in which tests run, after each test and when it leaves: write what the plugin has gathered.
+    """Each process of a world in which tests run, after each test and when it leaves: write the data of the plugin.
 
-    Such a process ends without the hooks of Python that run at exit, and the next test may end it.
+    Such a process ends without running Python's exit handlers, and the next test may end it.
     """
 
 
 @hookspec
 def disttest_rank_environment() -> Mapping[str, str]:
-    """Rank, and main process of a class, when it starts: environment variables, unless the user has set them.
+    """Rank, and main process of a class, when it starts: return environment variables, which apply unless the user set
+    them.
 
-    Each plugin has variables of its own; the first test finds them.
+    Each plugin sets its own variables. The first test already sees them.
     """
 
 
 @hookspec(firstresult=True)
 def disttest_calls_of_rank(rank: int, since_s: float, folder: Path) -> Sequence[Collective] | None:
-    """Rank, also one that a class has started, when its test hangs: its last collectives, which explain the hang.
+    """Rank, also one that a class has started, when its test hangs: return its last collectives, which explain the
+    hang.
 
-    The hook runs in a thread of its own while the main thread may hang in any call; import nothing in it.
+    The hook runs in a separate thread while the main thread may hang in any call. Import nothing in it.
 
     Args:
-        rank: this one.
+        rank: number of this rank.
         since_s: start of the test, in seconds since the epoch.
-        folder: with the logs of the test; the plugin may write files there.
+        folder: folder with the logs of the test; the plugin may write files there.
 
     Returns:
-        The collectives, the oldest first; None if the plugin knows of none.
+        The collectives, oldest first; None if the plugin knows of none.
     """
 
 
 @hookspec
 def disttest_join_watch(place: int, data: Mapping[str, Any]) -> WatchedRank | None:
-    """Rank, also one that a class has started, once, before its first test: the part of a watch in this rank.
+    """Rank, also one that a class has started, once, before its first test: create the part of a watch in this rank.
 
     It runs before :func:`disttest_rank_configure`, and only if a plugin watches the ranks and torch is imported.
 
     Args:
-        place: of this rank among the ranks of its world.
-        data: name of a plugin -> ``RankWatch.for_ranks`` of its watch.
+        place: index of this rank among the ranks of its world.
+        data: name of a plugin, mapped to ``RankWatch.for_ranks`` of its watch.
 
     Returns:
         An instance of a subclass of :class:`disttest.runtime.rank.waits.WatchedRank`; None if the plugin has no watch.
@@ -758,7 +777,7 @@ def disttest_join_watch(place: int, data: Mapping[str, Any]) -> WatchedRank | No
 def disttest_rank_configure(rank: Rank) -> None:
     """Rank, once: before its first test, and before the core records the state that it restores between tests.
 
-    Install here what has to observe every test, for example an :class:`disttest.observe.Tool`.
+    Install here anything that must observe every test, for example an :class:`disttest.observe.Tool`.
 
     Args:
         rank: this process.
@@ -774,18 +793,19 @@ def disttest_group_made() -> None:
 def disttest_rank_test(test: RankTest) -> bool:
     """Rank, around the setup, call and teardown of each test.
 
-    The core runs pytest's protocol. A plugin wraps that: before its ``yield`` the test has not begun, after it the test is over
-    but nothing has been cleaned up. ``test.report(NAME, data)`` sends data to the plugin's part in the world.
+    The core runs pytest's protocol. A plugin wraps that: before its ``yield`` the test has not begun, after it the test
+    is over but nothing has been cleaned up. ``test.report(NAME, data)`` sends data to the plugin's part in the world.
 
     Args:
         test: the running test.
     """
 
 
+# State is compared instead of guarded: wrapping torch's modes and functions would run tests in a different torch.
 @hookspec
 def disttest_state_facets() -> Sequence[Facet]:
-    """Rank, and the process that ranks are forked from: kinds of state that tests may change.
+    """Rank, and the process that ranks are forked from: return kinds of state that tests may change.
 
-    The core reads each facet before and after a test, puts back what changed, and names it in a note of the test.
-    Reading must be quick. A plugin names a facet only once the library is imported that it reads.
+    The core reads each facet before and after a test, restores changed state, and names it in a note of the test.
+    Reading must be fast. Return a facet only once the library that it reads is imported.
     """

@@ -1,161 +1,166 @@
-"""Every limit, grace and interval that decides something, in seconds; ``tests/unit/test_limits.py`` holds their order.
+"""Every limit, grace period and interval that decides something, in seconds.
 
-A supervisor must wait longer than what it supervises, else it kills somebody who was just ending in order, and evidence
-and reports go with it. Defaults that a user can set are in the registry of options.
+A supervisor's limit must exceed the limits of its children. Otherwise it kills a child that is shutting down
+cleanly, and its evidence and reports are lost. ``tests/unit/test_limits.py`` checks this order. Defaults that a
+user can set are in the registry of options.
 """
 
 # --- how often a loop that waits for events looks at the clock as well
 
 TICK_S = 0.2
-"""Journals that grow, logs that are cut, deadlines: seen this late at most."""
+"""Longest delay before a grown journal, a log to cut or a deadline is noticed."""
 IDLE_S = 1.0
-"""The same where nothing but time can have changed."""
+"""The same interval for loops where only time can have changed anything."""
 SPARE_LOOK_S = 0.25
-"""Between two looks at how idle the processors are; worlds come and go in between."""
+"""Interval between two measurements of idle processors. Worlds start and end in between."""
 LEASE_POLL_S = 0.01
+# The first run in the queue polls often, the others less often.
 LEASE_LONGEST_POLL_S = 0.1
-"""flock cannot wait for one of several locks: the head of the line looks often, the others seldom."""
+"""Polling intervals of GPU leases: flock cannot wait for one of several locks."""
 EVIDENCE_POLL_S = 0.01
-"""An answer is a file that grows."""
+"""Polling interval for evidence: an answer is a file that grows."""
 SETTLED_SOURCE_S = 2.0
-"""After a source was saved; its kept byte code says when, in whole seconds."""
+"""Age of a saved source from which its byte code is kept: byte code records times in whole seconds."""
 REAPER_POLL_S = 0.1
-"""Whose process carries a mark is read from all of ``/proc``."""
+"""Polling interval of the reaper, which reads all of ``/proc`` to find processes that carry the mark of a run."""
 DEVICE_POLL_S = 0.1
-"""The driver is asked again who holds a GPU."""
+"""Interval at which the driver is asked which processes hold a GPU."""
 
 # --- the end of a process
 
+# A loaded machine needs time to free memory; a process that lives longer is stuck in the kernel.
 KILL_S = 2.0
-"""From SIGKILL to the end; a loaded machine needs a while to free the memory. What lives on is stuck in the kernel."""
+"""Time from SIGKILL to the end of a process."""
 BOUNDED_KILL_S = 3.0
-"""The same for a process that talks to a driver, which has more to give back."""
+"""The same for a process that talks to a driver and therefore has more to release."""
 RANK_TERM_S = 0.1
-"""Between TERM and KILL of a rank, whose test may have set no handler or a bad one."""
+"""Time between SIGTERM and SIGKILL of a rank, whose test may have installed no handler or a broken one."""
 WORLD_TERM_S = 0.5
-"""The same of a world, which kills its ranks meanwhile."""
+"""Time between SIGTERM and SIGKILL of a world, which kills its ranks meanwhile."""
 PYTEST_LEAVE_S = 5.0
-"""How long pytest may take to end once it is done: a thread or an exit handler of a test may keep it for ever."""
+"""Time for pytest to exit once it is done; a thread or an exit handler of a test may keep it for ever."""
 PYTEST_TERM_S = 0.2
-"""The same of pytest, which has not heard SIGINT."""
+"""Time between SIGTERM and SIGKILL of pytest, after it ignored SIGINT."""
 RANK_EXIT_S = 2.0
-"""From the end of a rank's channel to the end of its process."""
+"""Time from the end of a rank's channel to the end of its process."""
 RANKS_LEAVE_S = 5.0
-"""How long the ranks of a healthy world may take to tear down and end."""
+"""Time for the ranks of a healthy world to tear down and exit."""
 BROKEN_LEAVE_S = 1.0
-"""The same of a world that saw a failure: its ranks may wait for each other in vain."""
+"""The same for a world that saw a failure: its ranks may wait for each other in vain."""
 
 # --- an attempt
 
 EVIDENCE_S = 0.6
-"""How long ranks may take to tell what they were doing; most need a few milliseconds, some cannot answer."""
+"""Time for ranks to report their stacks. Most need a few milliseconds; some cannot answer."""
+# A worker of torch's DataLoader checks its parent every 5 seconds.
 ORPHANS_S = 6.0
-"""How long helpers of a killed rank may take to notice; a worker of torch's DataLoader looks every 5 seconds."""
+"""Time for helpers of a killed rank to notice its end."""
 NATIVE_STACKS_S = 2.0
-"""For all ranks together; torch's libraries take half a second."""
+"""Time for the native stacks of all ranks together. Reading torch's libraries takes half a second."""
 MAIN_MARGIN_S = 3.0
-"""A main process ends its ranks at the test's deadline; this long for it to do so and to report."""
+"""A main process ends its ranks at the test's deadline. This is the time it has to do so and to report."""
 MAIN_CANCEL_S = 1.2
-"""The same when the run is cancelled, and everybody is in a hurry."""
+"""The same when the run is cancelled."""
 CONSEQUENCE_WAIT_S = 3.0
-"""How long the others have after a rank has lost a peer: the one that it has lost may be cleaning up before it fails."""
+"""Time for the other ranks after one has lost a peer. The lost peer may be cleaning up before it fails."""
 RENDERING_S = 10.0
-"""How long a rank may take to render the report of a failure: what it shows calls ``repr()`` of the test's objects."""
+"""Time for a rank to render the report of a failure, which calls ``repr()`` of the test's objects."""
 RENDERING_LEAST_S = 2.0
-"""The same at least, for an ordinary test that has used up its own limit."""
+"""Least time for rendering, for an ordinary test that has used up its own limit."""
 RENDERING_NEXT_S = 1.0
-"""How long each further value may take to render when the limit has passed."""
+"""Time to render each further value after the limit has passed."""
 PHASE_TOLD_S = 0.05
-"""A phase that took longer is told at once: should a later one never end, it is known what came before."""
+"""A phase that took longer is reported immediately. If a later phase hangs, the earlier result is not lost."""
 
 NO_LIMIT_S = 20 * 24 * 3600.0
-"""A test without a limit: as long as the kernel can be asked to wait at once."""
+"""Stands in for no limit: close to the longest time that the kernel can be asked to wait."""
 
 # --- a world
 
 COLLECT_S = 300.0
-"""How long a clean process may take to collect the files of a run once more."""
+"""Time for a clean process to collect the files of a run a second time."""
 THREAD_REST_S = 0.25
-"""How long a thread may take to come to rest before forking counts as unsafe: a pool spins a little before it waits."""
+"""Time for a thread to come to rest before forking counts as unsafe. A thread pool spins briefly before it waits."""
 WORLD_START_S = 120.0
-"""Fresh interpreters that import torch from a slow file system, all at once."""
+"""Time for fresh interpreters to import torch from a slow file system, all at the same time."""
 WORLD_SILENCE_S = 30.0
-"""How much longer than its tests may take a world may say nothing: it has been stopped, or is stuck."""
+"""Time that a world may be silent beyond the limits of its tests. After it the world counts as stopped or stuck."""
 LATER_LITTER_S = 1.0
-"""A killed world may live on for a moment after its verdict."""
+"""A killed world may live on for this long after its verdict."""
 RETRY_FIRST_PAUSE_S = 0.5
 RETRY_LONGEST_PAUSE_S = 30.0
-"""Between attempts that a machine has spoiled: about half a second, then twice as long each time, up to this."""
+"""Pauses between attempts that a machine spoiled: about half a second at first, doubled each time up to the longest."""
 
 # --- the end of a run, from the inside out: GitHub sends SIGINT, 7.5 s later SIGTERM, 2.5 s later SIGKILL
 
 WORLD_POOL_CANCEL_S = 2.5
-"""How long worlds may take to end in an orderly way when the run is cancelled."""
+"""Time for worlds to end cleanly when the run is cancelled."""
 SUPERVISOR_CANCEL_S = 3.5
-"""How long pytest may take to stop in an orderly way; then come its kill and the reports."""
+"""Time for pytest to stop cleanly. After it the supervisor kills pytest and writes the reports."""
 REAPER_ORDERLY_S = 6.0
-"""How long worlds whose command and controller were killed may take to end what is theirs."""
+"""Time for worlds whose command and controller were killed to end their own processes."""
+# It still has to report which processes hold them.
 REFUSAL_S = 2.0
-"""Before the run's deadline: a run that gets no GPU stops waiting, so that it has time to say who holds them."""
+"""Time before the run's deadline at which a run without a GPU stops waiting."""
 DEADLINE_MARGIN_S = 5.0
-"""The controller keeps the run's deadline itself; only if it is stuck does the supervisor step in, this much later."""
+"""The controller enforces the run's deadline. The supervisor intervenes this much later, if the controller is stuck."""
 OUTPUT_STALL_S = 60.0
-"""A reader that takes nothing for so long is not there."""
+"""A reader that accepts nothing for this long counts as gone."""
 
 KEPT_LOGS_S = 7 * 24 * 3600.0
-"""How long the logs of a run with failures stay that was given no results directory."""
+"""Age at which the logs of a failed run without a results directory are removed."""
 
 # --- GPUs
 
 LEASE_WAIT_S = 3600.0
-"""How long a run waits for its GPUs, unless its deadline comes first."""
+"""Longest time that a run waits for its GPUs, unless its deadline is earlier."""
 LEASE_FRESH_S = 1.0
-"""A picture of the machine older than this is not trusted when GPUs are taken."""
+"""Greatest age of the driver's answers when GPUs are locked: a GPU that was free before the wait may be in use now."""
 LEASE_LOOK_S = 2.0
-"""The same for a first choice, which is looked at again once it is locked."""
+"""The same for a first choice, which is checked again once it is locked."""
 GPU_RELEASE_S = 10.0
-"""A GPU that somebody still holds this long after its world has ended is not used again."""
+"""A GPU that a process still holds this long after its world has ended is not used again."""
 GPU_SLOW_RELEASE_S = 1.0
-"""One that takes longer than this is worth a note."""
+"""A release that takes longer than this is worth a note."""
 GPU_PROOF_WAIT_S = 5.0
-"""How long a proof waits for the worlds on its GPUs; after that it goes without those that are busy."""
+"""Time that a preflight waits for the worlds on its GPUs. After it the preflight leaves out the busy ones."""
 MPS_START_S = 10.0
-"""Time for the MPS daemon of a run to answer after it was started. A healthy one answers within 0.1 s."""
+"""Time for the MPS daemon of a run to answer after its start. A healthy one answers within 0.1 s."""
 MPS_POLL_S = 0.02
 """How often an MPS daemon that starts or ends is looked at. A real one answered after 0.035 s on an H200."""
 MPS_ANSWER_S = 5.0
 """Bound on one command to an MPS daemon, whose server may be wedged."""
 DRIVER_STALL_S = 15.0
-"""The first question loads the driver, which takes some seconds for each GPU without persistence mode."""
+"""Silence allowed for the first question to the driver. Loading it takes seconds per GPU without persistence mode."""
 DRIVER_TOTAL_S = 60.0
-"""For all questions about a machine together, and for torch's import before its own."""
+"""Time for all questions about a machine together, and for torch's import before its own."""
 PREFLIGHT_START_S = 90.0
-"""Importing torch, on a cold disk and a busy machine."""
+"""Time to import torch on a cold disk and a busy machine."""
 PREFLIGHT_CHECK_S = 20.0
-"""One check of one device or pair."""
+"""Time for one check of one device or pair."""
 PREFLIGHT_COLLECTIVE_S = 30.0
-"""One collective; the first one sets up all connections."""
+"""Time for one collective. The first one sets up all connections."""
 PREFLIGHT_COLLECTIVE_MARGIN_S = 5.0
-"""Beyond torch's own time-out, whose message says more than silence does."""
+"""Added to torch's own time-out, whose message is more informative than a kill."""
 PREFLIGHT_GRACE_S = 2.0
-"""How long the other ranks may take to speak after one has failed."""
+"""Time for the other ranks to report after one has failed."""
 PREFLIGHT_TOTAL_S = 300.0
-"""All checks of a machine."""
+"""Time for all checks of a machine."""
 PREFLIGHT_MARGIN_S = 30.0
-"""The preflight keeps its own limit; only if it is stuck does the controller end it, this much later."""
+"""The preflight enforces its own limit. The controller ends it this much later, if the preflight is stuck."""
 CUDA_ANSWER_S = 20.0
-"""What a driver may take to answer; then the question goes to CUDA in this process, as if we were not here."""
+"""Time for a driver to answer. After it this process asks CUDA directly, as it would without disttest."""
 
 # --- the user's own preparation
 
 SETUP_S = 1800.0
-"""For the user's script that comes before the tests."""
+"""Time for the setup script of the user."""
 
 # --- what people see while a run lasts
 
 REDRAW_S = 0.1
-"""The live view is not drawn more often than this, however fast the events come."""
+"""Shortest interval between two drawings of the live view."""
 PROMPT_S = 0.5
-"""A line without an end is a question (a debugger's prompt) if no more comes for so long."""
+"""An unfinished line counts as a prompt, for example a debugger's, if no more text follows for this long."""
 HEARTBEAT_S = 30.0
-"""A log in CI is never silent for longer than this while tests run."""
+"""Longest silence of a CI log while tests run."""

@@ -1,8 +1,8 @@
-"""Values that must reach nothing that is kept or shown: each becomes ``***`` wherever text leaves a process.
+"""Secret values of a run: each becomes ``***`` wherever text leaves a process.
 
-One set for each process, like its log handlers. Processes of a run share what they learn (a test that prints
-``::add-mask::VALUE``) through an anonymous file in memory, the ledger, which they inherit: values stand on no command
-line and on no disk.
+Each process has one set of values, as it has one set of log handlers. Processes of a run share new values (a test
+that prints ``::add-mask::VALUE``) through the ledger, an anonymous file in memory that they inherit. Values are
+therefore on no command line and on no disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from disttest.descriptors import high_copy, memory_file
 
 MASK = "***"
 SHORTEST = 4
-"""A shorter value is not hidden: it would be found everywhere, and reports would be stars."""
+"""A shorter value is not masked: it would match everywhere and make reports unreadable."""
 
 _MASK = MASK.encode()
 _MOST_HELD = 1 << 16
@@ -33,7 +33,7 @@ _GITHUB_ESCAPES = ((b"%0D", b"\r"), (b"%0A", b"\n"), (b"%25", b"%"))
 
 
 class Masker:
-    """Knows the values in all the forms in which they are likely to appear."""
+    """The secret values of a process, in all forms in which programs are likely to print them."""
 
     def __init__(self) -> None:
         self._values: set[str] = set()
@@ -42,19 +42,17 @@ class Masker:
         self._identity = (0, 0)
         self._read = 0
 
-    # --- what is hidden
+    # --- values
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to hide."""
+        """Whether there is any value to mask."""
         self._refresh()
         return bool(self._forms)
 
     def hide(self, values: Iterable[str]) -> tuple[str, ...]:
-        """Hide values from here on, in every process of the run; return the lines that are too short for it.
-
-        Each line of a value is hidden by itself too, since programs print them one by one.
-        """
+        """Mask values from now on, in every process of the run; return the lines that are too short to mask."""
+        # Each line of a value is masked separately, too, because programs print values line by line.
         whole = [value for value in values if value.strip()]
         lines = [line.strip() for value in whole for line in value.splitlines()]
         good = {value for value in (*whole, *lines) if len(value) >= SHORTEST and value != MASK}
@@ -65,7 +63,7 @@ class Masker:
         return tuple(line for line in lines if 0 < len(line) < SHORTEST)
 
     def learn(self, data: bytes) -> None:
-        """Hide the values that a program asks GitHub to mask in this output of it."""
+        """Mask the values that a program asks GitHub to mask in this output."""
         if b"::add-mask::" in data:
             self.hide(_unescaped(match[1]).decode("utf-8", "replace") for match in _LEARNED.finditer(data))
 
@@ -74,10 +72,11 @@ class Masker:
         forms = {form for value in self._values for form in _forms(value) if len(form) >= SHORTEST}
         self._forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
 
-    # --- hiding
+    # --- replacing
 
     def text(self, text: str) -> str:
-        """The text without any of the values."""
+        """Return the text with all values masked."""
+        # Callers mask before they cut a text to length: half a value matches nothing.
         if not self.active:
             return text
         data = text.encode("utf-8", "surrogatepass")
@@ -85,7 +84,7 @@ class Masker:
         return text if masked is data else masked.decode("utf-8", "surrogatepass")
 
     def data(self, data: bytes, *, cut_start: bool = False, cut_end: bool = False) -> bytes:
-        """The same for bytes; with ``cut_…`` a part of a value at that border is hidden too."""
+        """Return the bytes with all values masked. ``cut_…`` also masks a part of a value at that border."""
         if not self.active:
             return data
         spans = list(self._spans(data))
@@ -97,7 +96,7 @@ class Masker:
         return _replaced(data, merged) if merged else data
 
     def tree(self, value: Any) -> Any:
-        """The same for all strings in lists and dictionaries; keys too."""
+        """Return the data with all values masked in the strings of lists and dictionaries, including keys."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -116,13 +115,13 @@ class Masker:
                 at = data.find(form, at + 1)
 
     def _unfinished(self, data: bytes) -> int:
-        """How many bytes at the end may be the beginning of a value."""
+        """Return the number of bytes at the end that may be the beginning of a value."""
         return max(_cut_at_end(data, form) for form in self._forms)
 
     # --- the ledger
 
     def open_ledger(self, fd: int | None = None) -> None:
-        """Share what is hidden with the processes that inherit the ledger; an inherited one is taken over."""
+        """Share the values with processes that inherit the ledger; adopt an inherited one if its descriptor is given."""
         if self._ledger_size() >= 0 and self._ledger >= 0:
             os.close(self._ledger)
         if fd is None:
@@ -139,11 +138,11 @@ class Masker:
 
     @property
     def ledger(self) -> int:
-        """Its descriptor, for a program that is to share it; -1 if there is none."""
+        """Descriptor of the ledger, for a program that must share it; -1 if there is none."""
         return self._ledger
 
     def _ledger_size(self) -> int:
-        """Bytes in the ledger; one that a test has closed (or replaced) is used no more."""
+        """Return the size of the ledger. A ledger that a test has closed or replaced is no longer used."""
         if self._ledger < 0:
             return 0
         try:
@@ -165,20 +164,21 @@ class Masker:
 
     def _tell(self, values: Iterable[str]) -> None:
         text = "".join(f"{value}\0" for value in values)
-        self._ledger_size()  # is it still the ledger?
+        # A test may have closed the descriptor or opened another file in its place.
+        self._ledger_size()
         if text and self._ledger >= 0:
             os.write(self._ledger, text.encode("utf-8", "surrogatepass"))
 
 
 class MaskedStream:
-    """Hides values in a stream that comes in pieces: what may be the beginning of one is held back."""
+    """A masked stream that arrives in pieces. A possible beginning of a value is held back."""
 
     def __init__(self, masker: Masker) -> None:
         self._masker = masker
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece; return what can be shown by now."""
+        """Accept a piece and return the text that can be shown now."""
         if not self._masker.active:
             return data
         buffer = self._held + data
@@ -192,29 +192,29 @@ class MaskedStream:
         return self._masker.data(buffer[:end])
 
     def finish(self) -> bytes:
-        """Return what was held back: the stream is over."""
+        """End the stream and return the rest that was held back."""
         held, self._held = self._held, b""
         return self._masker.data(held, cut_end=True)
 
 
 masker = Masker()
-"""What this process hides."""
+"""The masker of this process."""
 
 
 def _cut_at_end(data: bytes, form: bytes) -> int:
-    """How many bytes at the end of the data are the beginning of a form, but not all of it."""
+    """Return the number of bytes at the end of the data that begin a form without completing it."""
     longest = min(len(data), len(form) - 1)
     return next((length for length in range(longest, 0, -1) if data.endswith(form[:length])), 0)
 
 
 def _cut_at_start(data: bytes, form: bytes) -> int:
-    """How many bytes at the beginning of the data are the end of a form, but not all of it."""
+    """Return the number of bytes at the beginning of the data that end a form without its beginning."""
     longest = min(len(data), len(form) - 1)
     return next((length for length in range(longest, 0, -1) if form.endswith(data[:length])), 0)
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The spans in order, those that touch as one; values may overlap each other."""
+    """Sort the spans and join those that overlap; values may overlap each other."""
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(span for span in spans if span[0] < span[1]):
         if merged and start < merged[-1][1]:
@@ -239,10 +239,8 @@ def _unescaped(data: bytes) -> bytes:
 
 
 def _forms(value: str) -> Iterator[bytes]:
-    """The value as it is, and as programs quote it: JSON and Python (inside of each other, too), shells, URLs, HTML, base64.
-
-    A value of letters and digits alone has few forms; each costs a search.
-    """
+    """Yield the value as it is and as programs quote it: JSON and Python (nested, too), shells, URLs, HTML, base64."""
+    # A value of letters and digits alone has few forms. Each form costs a search.
     raw = value.encode("utf-8", "surrogatepass")
     shells = {value, *_in_shells(value)}
     literals = {repr(raw)[2:-1], *_literals(value)}
@@ -254,16 +252,16 @@ def _forms(value: str) -> Iterator[bytes]:
         yield quoted.encode()
         yield _PERCENT.sub(lambda match: match[0].lower(), quoted).encode()
     for shift in range(3) if len(raw) >= 2 * SHORTEST else ():
-        # Only the characters that do not depend on what stands before and behind.
+        # Only the characters that do not depend on the neighbours of the value.
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             yield encode(b"\0" * shift + raw)[-(-shift * 8 // 6) : (shift + len(raw)) * 8 // 6]
 
 
 def _literals(text: str) -> Iterator[str]:
-    """As JSON, Python and pytest's ids write it between quotes."""
+    """Yield the value as JSON, Python and pytest's ids write it between quotes."""
     yield json.dumps(text)[1:-1]
     yield from _plain_literals(text)
-    # Beside both kinds of quotes Python escapes the single ones.
+    # Python escapes single quotes in a string that contains both kinds of quotes.
     yield repr(f"{text}'\"")[1:-4]
     yield ascii(text)[1:-1]
     yield text.encode("unicode_escape").decode()
@@ -275,7 +273,7 @@ def _plain_literals(text: str) -> Iterator[str]:
 
 
 def _in_shells(text: str) -> Iterator[str]:
-    """As Python's shlex, ``set -x``, ``printf %q`` and ``declare -p`` write it."""
+    """Yield the value as Python's shlex, ``set -x``, ``printf %q`` and ``declare -p`` write it."""
     yield text.replace("'", "'\"'\"'")
     yield text.replace("'", "'\\''")
     yield _SPECIAL.sub(r"\\\g<0>", text)

@@ -1,8 +1,8 @@
-"""The command's standard streams, so that what is shown can fail without changing anything else.
+"""The command's standard streams: an output that fails or blocks does not change the run.
 
-Whoever reads may be slow, gone, or have never been there: a pipe that is full, closed, a terminal that was hung up, a disk
-without room. Writing raises nothing and waits for nobody: what cannot be written now is kept until the end, where it is
-waited for, within limits and not against a signal.
+The reader may be slow or gone, or there may never have been one: a full or closed pipe, a terminal that hung up, a
+full disk. Writing raises nothing and does not block. Text that cannot be written now is kept until the end. Then
+the command waits for the reader, within limits and not against a signal.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 MOST_KEPT = 4 << 20
-"""Bytes that are kept for a reader that is slow; beyond them, writing waits for it."""
+"""Number of bytes that are kept for a slow reader. Beyond it, writing waits for the reader."""
 _CHUNK = 1 << 16
 _SURE = 256
-"""Bytes that a terminal or pipe takes at once when it takes any."""
+"""Number of bytes that a terminal or pipe accepts in one write if it accepts any."""
 
 
 class Outlet(io.RawIOBase):
-    """Writes into a descriptor without ever blocking for long, and without raising.
+    """A raw stream that writes into a descriptor without blocking for long and without raising.
 
     Args:
         fd: the descriptor; it stays open.
-        broken: an error number, where nothing can be written from the beginning.
+        broken: error number of a descriptor that is unusable from the start; 0 otherwise.
     """
 
     def __init__(self, fd: int, *, broken: int = 0) -> None:
         super().__init__()
         self._fd = fd
         self.broken = broken
-        """The error that ended it; what is written after that is dropped."""
+        """Number of the error that ended the stream. Later writes are dropped."""
         self._kept = bytearray()
         self._socket, self._own, self._chunk = _unblocked(fd)
         self._last_s = time.monotonic()
-        """When something was taken, or nothing was waiting."""
+        """Time of the last progress: the reader accepted something, or nothing was waiting."""
 
     def writable(self) -> bool:
-        """As ``io.RawIOBase`` asks; also after the reader has gone, when what is written is dropped."""
+        """Return True, as ``io.RawIOBase`` requires, even after the reader has gone and writes are dropped."""
         return True
 
     def fileno(self) -> int:
-        """Of the terminal, file or pipe; its flags are shared with others, and stay as they are."""
+        """Return the descriptor. Its flags are shared with other processes and are never changed."""
         return self._fd
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether the descriptor is a terminal."""
         return os.isatty(self._fd)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write now or later; all of it counts as written."""
+        """Write now or later; all of the data counts as written."""
         if not self.broken:
             self._kept += memoryview(data)
             self._push()
@@ -73,22 +73,22 @@ class Outlet(io.RawIOBase):
 
     @property
     def stalled_s(self) -> float:
-        """How long the reader has taken nothing of what waits for it; 0 where nothing waits."""
+        """Seconds for which the reader has accepted nothing although data is waiting; 0 if none is waiting."""
         self._push()
         return time.monotonic() - self._last_s if self._kept else 0.0
 
     @property
     def is_laden(self) -> bool:
-        """Whether so much waits for the reader that no more should come before it takes some."""
+        """Whether so much data is waiting that callers should hold back more until the reader accepts some."""
         return len(self._kept) > MOST_KEPT // 2
 
     def drain(self, *, most: int = 0, until_s: float = float("inf"), wake: int = -1) -> None:
-        """Wait for the reader, as long as it takes something; what it does not take is dropped.
+        """Wait for the reader as long as it makes progress; drop the rest.
 
         Args:
-            most: bytes that may be left.
-            until_s: no longer than that, on the monotonic clock.
-            wake: a descriptor that ends the waiting when it becomes readable.
+            most: number of bytes that may remain.
+            until_s: end of the wait on the monotonic clock.
+            wake: descriptor that ends the wait when it becomes readable.
         """
         poller = select.poll()
         if wake >= 0:
@@ -104,7 +104,7 @@ class Outlet(io.RawIOBase):
                 self._break(errno.ETIMEDOUT)
 
     def _push(self) -> None:
-        """Write what can be written now."""
+        """Write as much as is possible now."""
         while self._kept and not self.broken:
             try:
                 taken = self._send(bytes(self._kept[: self._chunk]))
@@ -131,7 +131,7 @@ class Outlet(io.RawIOBase):
 
 
 class Shielded(io.TextIOWrapper):
-    """Text that somebody else reads for commands: whole lines only, each made harmless."""
+    """A text stream whose reader looks for commands: it writes whole lines only, each made harmless."""
 
     def __init__(self, binary: io.BufferedWriter[Any], shield: Callable[[str], str], **given: Any) -> None:
         super().__init__(binary, **given)
@@ -139,31 +139,31 @@ class Shielded(io.TextIOWrapper):
         self._begun = ""
 
     def write(self, text: str, /) -> int:
-        """Write the lines that are whole now."""
+        """Write the lines that are now complete."""
         whole, newline, self._begun = (self._begun + text).rpartition("\n")
         if newline:
             super().write(self._shield(whole) + newline)
         return len(text)
 
     def write_trusted(self, text: str) -> None:
-        """Write lines of our own as they are."""
+        """Write disttest's own lines unchanged."""
         self.end_line()
         super().write(text)
 
     def end_line(self) -> None:
-        """Give the line that was begun an end."""
+        """Complete a line that has begun."""
         if self._begun:
             self.write("\n")
 
 
 def steady_streams(shield: Callable[[str], str] | None = None) -> None:
-    """Put outlets in the place of ``sys.stdout`` and ``sys.stderr``.
+    """Replace ``sys.stdout`` and ``sys.stderr`` by outlets.
+
+    Descriptors 0, 1 and 2 that were closed lead to ``/dev/null`` from now on. Otherwise a file that is opened
+    later, such as the journal, would get one of these numbers, and printed text would be written into it.
 
     Args:
-        shield: takes the power of commands from text, where the reader looks for commands.
-
-    Descriptors 0, 1 and 2 that were closed lead nowhere from now on: a file that came to be opened there (the journal)
-    would have what is printed written into it.
+        shield: makes commands in a text ineffective, for a reader that looks for commands.
     """
     closed = [fd for fd in (0, 1, 2) if not is_open(fd)]
     for fd in closed:
@@ -177,7 +177,7 @@ def steady_streams(shield: Callable[[str], str] | None = None) -> None:
 
 
 def outlet(stream: TextIO | None = None) -> Outlet | None:
-    """What stands behind a stream (standard output by default); None where somebody has put another stream there."""
+    """Return the outlet behind a stream (standard output by default); None if the stream was replaced."""
     raw = getattr(getattr(stream or sys.stdout, "buffer", None), "raw", None)
     return raw if isinstance(raw, Outlet) else None
 
@@ -207,10 +207,9 @@ def _steady(fd: int, stream: TextIO | None, shield: Callable[[str], str] | None,
 
 
 def _unblocked(fd: int) -> tuple[socket.socket | None, int, int]:
-    """A way to write without blocking: a socket, or a descriptor, and how many bytes at once.
-
-    Others share our descriptor's flags, so a second description of the same pipe or terminal is opened.
-    """
+    """Open a way to write without blocking: a socket or a descriptor, and the number of bytes per write."""
+    # Other processes share the flags of the descriptor, so a second description of the same pipe or terminal is
+    # opened.
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
         return socket.socket(fileno=os.dup(fd)), fd, _CHUNK

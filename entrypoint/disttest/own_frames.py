@@ -1,4 +1,4 @@
-"""Files whose frames are those of the harness around a test, and of no user."""
+"""Source files whose stack frames belong to the harness around a test."""
 
 import re
 
@@ -8,6 +8,6 @@ HARNESS_PLACES = (
     "/disttest/plugins/",
     "/disttest/plugin_manager.py",
 )
-"""Parts of their paths, wherever the package is."""
+"""Parts of their paths, independent of where the package is installed."""
 HARNESS = "|".join(map(re.escape, HARNESS_PLACES))
 """The same as a regular expression."""

@@ -1,6 +1,6 @@
-"""The pytest plugin: options, marks, the ``world`` fixture, and the loop that hands tests to worlds.
+"""The pytest plugin: options, marks, the ``world`` fixture, and the loop that passes tests to worlds.
 
-It is a door: each hook is a few lines that call into the packages below. PYTEST_DONT_REWRITE: it is loaded as it is written.
+Each hook is a few lines that call into other packages. PYTEST_DONT_REWRITE: its assertions are not rewritten.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ from disttest.testing.world import World, current_scratch, current_world
 T = TypeVar("T")
 _LEAVING = pytest.StashKey[LeaveNote]()
 _once_all_is_imported: list[Callable[[], None]] = []
+# It imports more than half of disttest's modules, which a session without a world does not need.
 _WORLDS = "disttest.runtime.controller.out_of_process"
-"""What runs worlds: more than half of our modules, which a session without a world does not need."""
+"""Module that runs worlds."""
 
 
 def _note(config: pytest.Config, doing: str) -> None:
-    """Have the supervisor know what this process is doing."""
+    """Record for the supervisor which step this process is in."""
     if (note := config.stash.get(_LEAVING, None)) is not None:
         note.doing(doing)
 
@@ -62,7 +63,7 @@ def _note(config: pytest.Config, doing: str) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Plugins of disttest may have hooks of pytest as well."""
+    """Register disttest's plugins with pytest, too: they may implement pytest's hooks."""
     for name, each in tuple(plugin_manager().all):
         if pluginmanager.is_blocked(
             name
@@ -73,7 +74,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """One flag for each row of the table, ``--disttest-`` in front, since plain names belong to others."""
+    """Add an option for each row of the registry, with ``--disttest-`` in front: plain names belong to others."""
     group = parser.getgroup("disttest", "distributed tests")
     for option in (option for option in RUN_OPTIONS if not option.secret):
         group.addoption(
@@ -116,7 +117,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> None:
-    """Before any conftest can import numpy or torch, or do worse."""
+    """Prepare the process before any conftest can import numpy or torch."""
     if (
         spelled := spell_out(args, PLUGIN_SWITCHES)
     ) != args:  # or ``--disttest-host FILE`` would lose its file
@@ -129,18 +130,20 @@ def pytest_load_initial_conftests(
     if known.disttest_supervised and not known.disttest_rank:
         die_with_parent(known.disttest_supervised)
         inherit_results(early_config)
-        gc.disable()  # what torch makes stays, and looking through it costs a sixth of its import
+        # Objects that torch makes are permanent. Collecting garbage among them costs a sixth of the import time.
+        gc.disable()
         _once_all_is_imported.append(_enable_gc)
     early_config.stash[ASKED] = has_asked(early_config)
     if early_config.stash[ASKED]:  # a session that is not ours looks as it does without the plugin
         plugin_manager().call("disttest_load_parts", config=early_config)
-        importlib.import_module(_WORLDS)  # before a conftest can replace what our modules are made of
+        # A conftest may replace functions that these modules bind when they are imported.
+        importlib.import_module(_WORLDS)
         _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marks and read the options; pytest's own terminal is there by then."""
+    """Declare the marks and read the options; pytest's terminal reporter exists by then."""
     declare_marks(config, common=config.stash[ASKED])
     if config.getoption("disttest_supervised") and (words := too_old()):
         raise pytest.UsageError(words)
@@ -175,7 +178,7 @@ def _describe_run(config: pytest.Config) -> list[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A rank in a fresh interpreter collects its own files only."""
+    """Restrict collection to its own files in a rank that is a fresh interpreter."""
     order = config.stash[RUN].rank_order
     if order is None or collection_path.is_dir() or collection_path.name == "__init__.py":
         return None
@@ -191,16 +194,18 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """One test for each world."""
+    """Multiply each collected test by its worlds."""
     verb = "importing" if isinstance(collector, pytest.File) else "collecting"
     _note(collector.config, f"{verb} {collector.nodeid}")
     run = collector.config.stash[RUN]
     asked = bool(collector.config.getoption("disttest_supervised"))
     try:
         with run.hazard_watch.collecting(collector), staying() if asked else contextlib.nullcontext():
+            # Worlds are made from finished items, because parametrizing functions does not see the marks of
+            # parameters; and while a file is collected, so that `FILE::test[2xgloo]` can be selected.
             report: Any = yield
     except SystemExit as leaving:
-        if not asked:  # who does not ask gets what pytest makes of it
+        if not asked:  # without disttest's options, pytest decides
             raise
         return report_of(collector, leaving)  # type: ignore[return-value]
     if report.passed:
@@ -213,7 +218,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """When all hooks have had their say: worlds for the marks that they have added; the tests of this shard of the plan."""
+    """Add worlds for marks that other hooks have added, then select the tests of this run."""
     yield
     run = config.stash[RUN]
     run.leave_if_copy()
@@ -231,7 +236,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Everything that is imported is imported: load torch if ranks will need it, and open the journal."""
+    """Import torch if ranks will need it, now that all test modules are imported, and open the journal."""
     config = session.config
     run = config.stash[RUN]
     if not config.option.collectonly and any(map(run.needs_ranks, session.items)):
@@ -240,7 +245,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         load_torch()
         load_what_tests_use(config.rootpath)
-    elsewhere = config.option.collectonly and run.devices is None  # the runners have a torch of their own
+    # the runners of a plan have their own torch
+    elsewhere = config.option.collectonly and run.devices is None
     try:
         early_skips.skip_for_want_of_gpus(session.items, run.host.gpus)
         if not elsewhere:
@@ -255,7 +261,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _enable_gc() -> None:
-    """Go on collecting. What was made meanwhile counts as old: else the next object would have all of it looked through."""
+    """Enable garbage collection again."""
+    # Objects made meanwhile move to the oldest generation. Otherwise the next allocation would start a collection of
+    # all of them.
     if not is_frozen():  # a command that was forked with torch imported has frozen it already
         gc.freeze()
         gc.unfreeze()
@@ -267,25 +275,26 @@ def _enable_gc() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """What pytest prints has nothing in it that is to be hidden."""
+    """Mask values in pytest's own output."""
     mask_terminal(session.config)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Hide what is to be hidden before anybody reads the report."""
+    """Mask values before any other plugin reads the report."""
     report: Any = yield
     return masked_report(item.config, report)  # type: ignore[return-value]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Worlds first, while this process is clean; then the ordinary tests, by pytest's own loop."""
+    """Run worlds first, while this process can be forked; then the ordinary tests, by pytest's own loop."""
     with _journal_is_written():
         return _run_tests(session)
 
 
 def _run_tests(session: pytest.Session) -> bool | None:
+    # Ordinary tests may start threads and touch CUDA in this process, after which forking it is unsafe.
     run = session.config.stash[RUN]
     run.leave_if_copy()
     if isinstance(run.rank_order, ParentOrder):
@@ -303,10 +312,10 @@ def _run_tests(session: pytest.Session) -> bool | None:
         _be_an_ordinary_process()
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
-        return None  # pytest's own loop says what it always says
+        return None  # pytest's own loop reports collection errors
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and reporter.verbosity <= 0:
-        reporter.showfspath = False  # worlds side by side would print a file name for every dot
+        reporter.showfspath = False  # parallel worlds would print a file name for every dot
     from disttest.runtime.controller.out_of_process import DeadlinePassed, RunStopped, run_out_of_process
 
     was_frozen = is_frozen()
@@ -324,7 +333,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
 
 @contextlib.contextmanager
 def _journal_is_written() -> Iterator[None]:
-    """Results that cannot be kept are no results: the run ends, with one clear line."""
+    """End the run with one line if the journal cannot be written: its results would be lost."""
     try:
         yield
     except JournalError as error:
@@ -332,7 +341,7 @@ def _journal_is_written() -> Iterator[None]:
 
 
 def _be_an_ordinary_process() -> None:
-    """What kept this process fit to be forked is over: what runs in it from here on runs as without the plugin."""
+    """Undo the measures that kept this process fit to be forked. Ordinary tests run as they would without the plugin."""
     allow_threads()
     use_cuda_freely()
 
@@ -340,7 +349,8 @@ def _be_an_ordinary_process() -> None:
 def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> None:
     items = [item for item, _ in run.ordinary]
     if not items:
-        use_cuda_freely()  # as plugins may that end with the session; nobody computes
+        # Plugins may use CUDA at the end of the session. No test computes any more, so threads stay limited.
+        use_cuda_freely()
         return
     _be_an_ordinary_process()
     if thaw:
@@ -366,27 +376,30 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Close the journal."""
+    """Close the journal and collect garbage one last time."""
     run = session.config.stash.get(RUN, None)
     if run is not None:
         run.close(session, int(exitstatus))
     if session.config.getoption("disttest_supervised"):
-        # pytest is about to collect twice, for errors in what tests have left. Once is enough to find it all in torch's objects.
+        # pytest is about to collect garbage twice, to find errors in objects that tests have left. Once finds all
+        # of them among torch's objects.
         gc.collect()
         gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Hide values in what pytest has written, and leave quickly."""
+    """Mask values in files that pytest has written, and shorten the end of the process."""
     hide_in_own_files(config)
     if config.getoption("disttest_supervised"):
-        gc.freeze()  # the interpreter's last collections need not walk all of torch: a third of a second
+        # The interpreter's last collections would walk all of torch for a third of a second, while the command
+        # waits. See https://docs.python.org/3/library/gc.html#gc.freeze.
+        gc.freeze()
         run = config.stash.get(RUN, None)
         if (note := config.stash.get(_LEAVING, None)) is not None:
             note.leaving(run.exit_blockers.describe() if run is not None else "a plugin")
         if run is not None and run.pairs and not run.ordinary:
-            leave_before_older_destructors()  # libraries were imported here, and not used
+            leave_before_older_destructors()  # libraries were imported in this process but not used
 
 
 # --- fixtures
@@ -394,13 +407,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def world() -> World:
-    """The world that this test runs in, its process group initialised: rank, size, device, backend, group."""
+    """The world that this test runs in, with its process group initialised: rank, size, device, backend, group."""
     return _or_fail(current_world)
 
 
 @pytest.fixture
 def world_tmp_path() -> Path:
-    """A directory that all ranks of the test share (``tmp_path`` is each rank's own)."""
+    """A directory that all ranks of the test share; ``tmp_path`` differs between ranks."""
     return _or_fail(current_scratch)
 
 
@@ -412,14 +425,14 @@ def _or_fail(provide: Callable[[], T]) -> T:
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """How an attempt shows that is followed by another one."""
+    """Show an attempt that is retried as RERUN."""
     is_tried_again = getattr(report, "outcome", None) == RERUN
     return (RERUN, "R", ("RERUN", {"yellow": True})) if is_tried_again else None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    """Say which tests are flaky, and which are red here that torch's own harness would have passed."""
+    """List flaky tests, and tests that fail here but would pass under torch's own harness."""
     run = config.stash.get(RUN, None)
     if run is not None and run.recorder is not None:
         write_end(terminalreporter, run.recorder, without_worlds=run.without_worlds)

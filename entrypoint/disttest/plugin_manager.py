@@ -1,4 +1,4 @@
-"""The plugins of this process: which there are, and how their hooks are called."""
+"""The plugins of this process: loading, and calls of their hooks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from disttest.errors import DisttestError, PluginError
 _RINGS = ("plugins", "extras")
 """Folders of built-in plugins."""
 T = TypeVar("T")
+# It imports the plugin's other modules inside functions, when they are used.
 _HOOKS = "hooks"
-"""The module of a built-in plugin that has its hooks; it imports the plugin's other modules where they are used."""
+"""Module of a built-in plugin that has its hooks."""
 _CORE = "disttest.core"
-"""Plugins whose names begin so are parts of the core, which every process has."""
+"""Prefix of the names of the core's own parts, which every process has."""
 
 
 _loading: list[str] = []
-"""The plugins that are being imported: none outside of the first call."""
+"""Plugins that are being imported; empty outside of the first call."""
 
 
 @cache
 def plugin_manager() -> Plugins:
-    """The plugins of this process, loaded with the first call.
+    """Load the plugins with the first call; return them.
 
     Raises:
-        PluginError: a plugin imports, at its top, a module that needs the plugins; or as in :class:`Plugins`.
+        PluginError: a plugin imports, at its top, a module that needs all plugins; or as in :class:`Plugins`.
     """
+    # The registries of options, reports and schedulers are made from all plugins. An import in the middle of
+    # loading would see only some of them: a report was once missing without a message.
     if _loading:
         raise PluginError(
             f"plugin {_loading[-1]} imports a module of disttest that needs all plugins: import it inside the functions that "
@@ -48,10 +51,10 @@ def plugin_manager() -> Plugins:
 
 
 class Plugins:
-    """Built-in plugins and installed ones.
+    """The built-in and the installed plugins of a process.
 
     Args:
-        blocked: names of plugins that are left out, as ``-p no:NAME`` gives them.
+        blocked: names of plugins to leave out, as ``-p no:NAME`` gives them.
 
     Raises:
         PluginError: an installed plugin cannot be imported, or has a hook that does not exist or has other arguments.
@@ -74,7 +77,7 @@ class Plugins:
         self.identity = tuple(
             sorted(f"{name} {self._versions.get(name, '')}".strip() for name, _ in self.all)
         )
-        """Names and versions. All processes of a run have the same ones."""
+        """Names and versions. All processes of a run must have the same ones."""
 
     def _add_built_in(self, package: str, name: str) -> None:
         if not self._manager.is_blocked(name):
@@ -99,7 +102,7 @@ class Plugins:
         self._versions[entry.name] = entry.dist.version if entry.dist else ""
 
     def why_others(self, words: Sequence[str]) -> str:
-        """Why a new process with this command line would have other plugins; empty if it would have the same."""
+        """Return why a new process with this command line would have other plugins; empty if it has the same."""
         if tuple(sorted(_without(words))) != self._blocked:
             return "the command line leaves out other plugins"
         return "the installed plugins changed" if _entries() != self._entries else ""
@@ -120,7 +123,7 @@ class Plugins:
             raise PluginError(f"plugin {name} does not fit this version of disttest: {error}") from error
 
     def add_core(self, plugin: object, name: str) -> None:
-        """Register the core's own part in a hook, once in a process."""
+        """Register the core's own implementation of hooks, once per process."""
         if not self._manager.has_plugin(f"{_CORE}.{name}"):
             self._manager.register(plugin, f"{_CORE}.{name}")
 
@@ -138,19 +141,19 @@ class Plugins:
                 )
 
     def remove(self, name: str) -> None:
-        """Leave a plugin out from here on; nothing happens if there is none of that name."""
+        """Leave a plugin out from now on; do nothing if there is none of that name."""
         if self._manager.has_plugin(name):
             self._manager.unregister(name=name)
 
     @property
     def all(self) -> Iterator[tuple[str, object]]:
-        """Name and plugin, those of the core left out."""
+        """Names and plugins, except the parts of the core."""
         for name, plugin in self._manager.list_name_plugin():
             if plugin is not None and not name.startswith(_CORE):
                 yield name, plugin
 
     def has(self, hook: str) -> bool:
-        """Whether any plugin implements a hook."""
+        """Return whether any plugin implements a hook."""
         return bool(self._caller(hook).get_hookimpls())
 
     def call(self, hook: str, **arguments: Any) -> Any:
@@ -160,8 +163,8 @@ class Plugins:
             The result of each plugin, or for hooks with ``firstresult`` the first that is not None.
 
         Raises:
-            PluginError: a plugin raised an exception; the message names the plugin. Errors of disttest pass as they are, and
-                so do those by which pytest and click end a run.
+            PluginError: a plugin raised an exception; the message names the plugin. Errors of disttest pass unchanged,
+                and so do those by which pytest and click end a run.
         """
         caller = self._caller(hook)
         try:
@@ -173,16 +176,17 @@ class Plugins:
             raise _failure(name, hook, error) from error
 
     def chain(self, hook: str, argument: str, value: T) -> T:
-        """Call a hook that may change a value; each plugin is given what the one before it returned.
+        """Call a hook that may change a value; each plugin receives the value that the one before it returned.
 
         Args:
-            hook: returns a value of this type, or None to leave it as it is.
+            hook: a hook that returns a value of this type, or None for no change.
             argument: name of the hook's only argument.
-            value: for the first plugin.
+            value: the value for the first plugin.
 
         Raises:
-            PluginError: a plugin raised an exception, or returned something else.
+            PluginError: a plugin raised an exception or returned a value of another type.
         """
+        # pluggy passes the same arguments to all implementations and cannot chain them.
         for implementation in reversed(self._caller(hook).get_hookimpls()):
             with blaming(implementation.plugin_name, hook):
                 changed = implementation.function(**{argument: value})
@@ -195,15 +199,15 @@ class Plugins:
         return value
 
     def implementing(self, hook: str) -> list[str]:
-        """Names of the plugins that implement a hook, those of the core left out."""
+        """Return the names of the plugins that implement a hook, except parts of the core."""
         names = (each.plugin_name for each in self._caller(hook).get_hookimpls())
         return [name for name in names if not name.startswith(_CORE)]
 
     def items(self, hook: str, type_: type[T], **arguments: Any) -> list[tuple[str, T]]:
-        """Call a hook that returns several things; each, with the name of its plugin.
+        """Call a hook that returns a list; return each item with the name of its plugin.
 
         Raises:
-            PluginError: a plugin raised an exception, or returned something else.
+            PluginError: a plugin raised an exception or returned a value of another type.
         """
         return [
             (name, item)
@@ -212,10 +216,11 @@ class Plugins:
         ]
 
     def mapping(self, hook: str, type_: type[T], **arguments: Any) -> dict[str, T]:
-        """Call a hook that returns things by their names.
+        """Call a hook that returns a dict; merge the results of all plugins.
 
         Raises:
-            PluginError: a plugin raised an exception, returned something else, or a name that another plugin has.
+            PluginError: a plugin raised an exception, returned a value of another type, or used a name of another
+                plugin.
         """
         owners: dict[str, str] = {}
         merged: dict[str, T] = {}
@@ -229,7 +234,7 @@ class Plugins:
         return merged
 
     def _each(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
-        """The result of each plugin, in the order in which pluggy calls them: those registered last come first."""
+        """Call each plugin in pluggy's order: the one registered last is first."""
         results = []
         for implementation in reversed(self._caller(hook).get_hookimpls()):
             given = {name: arguments[name] for name in implementation.argnames}
@@ -238,10 +243,10 @@ class Plugins:
         return results
 
     def named(self, hook: str, type_: type[T], **arguments: Any) -> dict[str, T]:
-        """Call a hook; the results that are not None, by the last part of the plugin's name.
+        """Call a hook; return the results that are not None, by the last part of the plugin's name.
 
         Raises:
-            PluginError: a plugin raised an exception, or returned something else.
+            PluginError: a plugin raised an exception or returned a value of another type.
         """
         found = [(name, result) for name, result in self._each(hook, **arguments) if result is not None]
         for name, result in found:
@@ -266,13 +271,13 @@ def _loads(name: str) -> Iterator[None]:
 
 
 def plugins_differ(wanted: Sequence[str], found: Sequence[str], where: str, other: str) -> str:
-    """How the plugins of two processes of a run differ, in a line; empty if they are the same in the same versions.
+    """Describe in a line how the plugins of two processes of a run differ; empty if names and versions are the same.
 
     Args:
         wanted: ``Plugins.identity`` of the process that started the run.
-        found: that of the process that joins it.
-        where: names the process that joins.
-        other: names the one that started the run.
+        found: ``Plugins.identity`` of the process that joins it.
+        where: name of the process that joins, for the message.
+        other: name of the process that started the run, for the message.
     """
     here, there = sorted(set(found) - set(wanted)), sorted(set(wanted) - set(found))
     if not here and not there:
@@ -285,7 +290,7 @@ def plugins_differ(wanted: Sequence[str], found: Sequence[str], where: str, othe
 
 @contextmanager
 def blaming(name: str, hook: str) -> Iterator[None]:
-    """Name the plugin whose function runs in this block if it raises."""
+    """Turn an exception of this block into an error that names the plugin and the hook."""
     try:
         yield
     except BaseException as error:
@@ -314,29 +319,26 @@ def _checked_mapping(plugin: str, hook: str, found: Any, type_: type[T]) -> dict
     )
 
 
+# Its other exceptions are outcomes of tests, which a hook cannot have.
 _ENDINGS = ("Exit", "Failed", "Interrupted", "UsageError")
-"""Names of the exceptions by which pytest ends a session; others of it are outcomes of tests, and a hook has none."""
+"""Names of the exceptions by which pytest ends a session."""
 
 
 def _is_meant(error: BaseException) -> bool:
-    """Whether an exception is no failure of the plugin that raises it.
-
-    Those are errors of disttest, and exceptions by which the user, pytest or click end what runs.
-    """
+    """Return whether an exception is intended, and no failure of the plugin that raises it."""
+    # Intended are errors of disttest, and exceptions by which the user, pytest or click end the run.
     if isinstance(error, (DisttestError, KeyboardInterrupt, GeneratorExit)):
         return True
     module = type(error).__module__
-    if module == "_pytest.outcomes" and type(error).__name__ == "Failed":  # ``pytest.fail``
+    if module == "_pytest.outcomes" and type(error).__name__ == "Failed":  # raised by ``pytest.fail``
         return False
     root = module.partition(".")[0]
     return root == "click" or (root in ("_pytest", "pytest") and type(error).__name__ in _ENDINGS)
 
 
 def _culprit(error: BaseException, caller: pluggy.HookCaller) -> str | None:
-    """The plugin in whose function an exception was raised; None if the core raised it.
-
-    A wrapper is in the traceback of what it wraps, so the innermost function counts.
-    """
+    """Return the plugin in whose function an exception was raised; None if the core raised it."""
+    # The traceback of a wrapped function includes its wrappers, so the innermost function counts.
     implementations = {
         getattr(each.function, "__code__", None): each.plugin_name for each in caller.get_hookimpls()
     }
@@ -353,7 +355,7 @@ def _entries() -> tuple[metadata.EntryPoint, ...]:
 
 
 def _without(words: Sequence[str]) -> tuple[str, ...]:
-    """The plugins that a command line leaves out: ``-p no:NAME``."""
+    """Return the plugins that a command line leaves out with ``-p no:NAME``."""
     asked = [word[2:] for word in words if word.startswith("-p") and not word.startswith("--")]
     asked += [following for word, following in pairwise(words) if word == "-p"]
     return tuple(word.removeprefix("no:") for word in asked if word.startswith("no:"))

@@ -1,6 +1,7 @@
-"""Opens regular files below a directory and nothing else: no link, pipe or device, on the way or at the end.
+"""Opening of regular files below a directory. Links, pipes and devices are refused, on the path and at its end.
 
-For directories that others write to: results of other machines, of containers and of tests, and leases that users share.
+Use it for directories that others can write to: results of other machines, of containers and of tests, and leases
+that users share.
 """
 
 from __future__ import annotations
@@ -11,25 +12,25 @@ import stat
 from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# O_NONBLOCK: to open a pipe would otherwise wait for its writer.
+# Without O_NONBLOCK, opening a pipe would wait for its writer.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LONGEST_PATH = 4096
 
 
 def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, at: int | None = None) -> int:
-    """A descriptor of a regular file; the last component of the path is not followed.
+    """Open a regular file; a link as the last component of the path is not followed.
 
     Args:
         path: the file.
-        flags: how to open it; it is not made.
+        flags: flags of ``os.open``; the file is never created.
         at: descriptor of the directory that the path is relative to.
 
     Raises:
-        OSError: there is none, or it is something else than a regular file.
+        OSError: there is none, or it is not a regular file.
     """
     try:
         fd = os.open(path, flags | _FILE, dir_fd=at)
-    except ValueError as error:  # a NUL, or what no file system can say
+    except ValueError as error:  # a NUL, or characters that the file system's encoding lacks
         raise OSError(errno.EINVAL, "not the name of a file", str(path)) from error
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -42,7 +43,7 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, at: int | None =
 
 
 def read_regular(path: str | Path) -> bytes:
-    """What is in a regular file; the last component of the path is not followed.
+    """Read a regular file; a link as the last component of the path is not followed.
 
     Raises:
         OSError: as :func:`open_regular`.
@@ -52,7 +53,7 @@ def read_regular(path: str | Path) -> bytes:
 
 
 def read_input(path: str | Path) -> bytes:
-    """What is in a file that the user has named: links are followed, and a pipe that no process writes is empty.
+    """Read a file that the user named. Links are followed; a pipe without a writer is empty.
 
     Raises:
         OSError: there is none, or it is a device or a folder.
@@ -62,28 +63,28 @@ def read_input(path: str | Path) -> bytes:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise OSError(errno.EINVAL, "it is neither a regular file nor a pipe", str(path))
-        # To open it must not wait for a writer; to read what one writes (a process substitution) may.
+        # Opening must not wait for a writer. Reading may wait for one, such as a process substitution.
         os.set_blocking(fd, True)
         return file.read()
 
 
 def create_file(path: str | Path, *, mode: int = 0o666, at: int | None = None) -> int:
-    """A descriptor for writing of a file that this call makes, never of one that was there.
+    """Create a file and open it for writing; never open one that exists.
 
     Raises:
-        OSError: it cannot be made; FileExistsError where something has its name, be it a link that leads nowhere.
+        OSError: it cannot be created; FileExistsError if the name is taken, even by a dangling link.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
 
 
 class Tree:
-    """The files below one directory, by their relative paths. Holds descriptors while it lives.
+    """The files below one directory, addressed by relative paths. It holds descriptors until it is closed.
 
-    The folder of the last file stays open: files of one folder are mostly asked for one after another.
+    The folder of the last file stays open, because most callers open several files of one folder in succession.
     """
 
     def __init__(self, root: Path) -> None:
-        """Open the directory itself, wherever the path to it leads: that one was named by the user.
+        """Open the directory itself. The user named its path, which may therefore contain links.
 
         Raises:
             OSError: there is no such directory.
@@ -92,8 +93,10 @@ class Tree:
         self._root = os.open(root, _FOLDER)
         self._folder_name = ""
 
+    # Component by component with openat: results come from other machines and containers, and tests can write to
+    # the folders of logs.
     def open(self, path: str) -> int:
-        """A descriptor for reading a regular file.
+        """Open a regular file for reading.
 
         Raises:
             OSError: there is none, a component is a link, or the path is absolute or leads upwards.
@@ -130,7 +133,7 @@ class Tree:
         self._folder = -1
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         self._close_folder()
         if self._root >= 0:
             os.close(self._root)

@@ -1,1 +1,1 @@
-"""The machine: its processes and its devices. One module is the only door to each."""
+"""The machine: its processes and its devices. Each has exactly one module that accesses it."""

@@ -1,4 +1,4 @@
-"""Tables of known messages: what to do about each. Pure; each slug has its entry in docs/errors.md."""
+"""Tables of known messages with advice for each. Every slug has its entry in docs/errors.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOCS = "docs/errors.md"
 
 
 class Advice(Frozen):
-    """One line of advice; ``slug`` names its entry in the docs."""
+    """One line of advice. ``slug`` names its entry in the docs."""
 
     slug: str
     action: str
@@ -25,12 +25,12 @@ class Known(NamedTuple):
 
     slug: str
     pattern: str
-    """What the message looks like; empty for findings of our own, which are looked up by their slug."""
+    """Regular expression for the message; empty for disttest's own findings, which are looked up by slug."""
     action: str
 
 
 class AdviceTable:
-    """Advice by slug, and by what a message looks like; the first row that fits counts."""
+    """Advice by slug, and by a pattern of the message; the first matching row counts."""
 
     def __init__(self, *rows: Known) -> None:
         self._by_slug = {slug: Advice(slug=slug, action=action) for slug, _, action in rows}
@@ -40,13 +40,13 @@ class AdviceTable:
 
     @property
     def slugs(self) -> tuple[str, ...]:
-        """All there are."""
+        """All slugs of the table."""
         return tuple(self._by_slug)
 
     def of(self, slug: str) -> Advice:
-        """The advice of a slug."""
+        """Return the advice of a slug."""
         return self._by_slug[slug]
 
     def find(self, message: str) -> Advice | None:
-        """The advice for a message; None for an unknown one."""
+        """Return the advice for a message; None for an unknown one."""
         return next((self.of(slug) for pattern, slug in self._patterns if pattern.search(message)), None)

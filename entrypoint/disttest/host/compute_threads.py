@@ -1,8 +1,8 @@
-"""Compute threads: none while tests are imported, all of them where tests run.
+"""Compute threads: limited to one while tests are imported, unlimited where tests run.
 
-OpenMP, MKL and OpenBLAS start their pools when they are first used, and a pool does not survive a fork:
-the child waits for threads that it does not have. So imports see one thread; each rank sets its own
-number, and tests that run in this process get the pools that they would have had.
+OpenMP, MKL and OpenBLAS start their thread pools on first use, and a pool does not survive a fork: the child waits
+for threads that it does not have. Imports therefore see one thread. Each rank sets its own number, and tests that
+run in this process get the pools that they would have without disttest.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _VARIABLES = (
 
 
 _is_limited = False
-"""Whether something in this process has other pools than it would have had."""
+"""Whether this process has limited the pools of any library."""
 
 
 def asked_threads() -> str:
-    """What the environment of this process says about threads, as JSON."""
-    environ = os.environ  # noqa: TID251  # of the libraries
+    """Return the variables about threads in the environment of this process, as JSON."""
+    environ = os.environ  # noqa: TID251  # the libraries' variables
     return json.dumps({name: environ[name] for name in _VARIABLES if name in environ})
 
 
 def single_threaded() -> dict[str, str]:
-    """The environment of a program whose libraries are to start no threads."""
+    """Return the environment of a program whose libraries must not start threads."""
     return dict.fromkeys(_VARIABLES, "1")
 
 
 def import_single_threaded(told: str | None = None) -> Callable[[], None]:
-    """Have libraries that are loaded from here on start no threads; returns the undoing.
+    """Limit libraries that are loaded from now on to one thread; return the function that undoes it.
 
     Args:
-        told: what the environment said (:func:`asked_threads`), where this process was started with another one.
+        told: the user's variables (:func:`asked_threads`), if this process was started with other ones.
     """
     global _is_limited
     _is_limited = True
@@ -67,7 +67,7 @@ def allow_threads() -> None:
 
 
 def limit_threads(*, openmp: int, blas: int) -> None:
-    """Give the loaded libraries that many threads each, in this process."""
+    """Give the loaded libraries that number of threads each, in this process."""
     global _is_limited
     _is_limited = True
     if "numpy" in sys.modules or "torch" in sys.modules:
@@ -79,6 +79,7 @@ def limit_threads(*, openmp: int, blas: int) -> None:
 
 
 def _asked(variable: str) -> int:
-    """The number of threads that the environment asks for; 0 where it does not."""
-    first = os.environ.get(variable, "").partition(",")[0].strip()  # noqa: TID251  # of OpenMP's nested levels
+    """Return the number of threads that the environment requests; 0 if it requests none."""
+    # the first of OpenMP's nested levels
+    first = os.environ.get(variable, "").partition(",")[0].strip()  # noqa: TID251
     return int(first) if first.isdecimal() else 0

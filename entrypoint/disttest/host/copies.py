@@ -1,4 +1,4 @@
-"""Copies: processes that a test, a fixture or a hook forked, and that come back into pytest."""
+"""Copies: processes forked by a test, a fixture or a hook that return into pytest's own code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _original_pid = _getpid()
 
 
 def note_original() -> None:
-    """Take this process for an original: a program that starts, or a fork that disttest has made."""
+    """Mark this process as an original: a program that has started, or a fork made by disttest."""
     global _original_pid
     _original_pid = _getpid()
 
 
 def is_copy() -> bool:
-    """Whether this process is a copy: its parent goes on with the same work."""
+    """Return whether this process is a copy: its parent continues the same work."""
     return _getpid() != _original_pid

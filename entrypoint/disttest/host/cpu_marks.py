@@ -1,4 +1,4 @@
-"""Where the CPU time of a process goes: it marks the end of each step, and what it has used since the last mark was that step."""
+"""CPU time of a process by step. A mark ends a step; the step is charged with all usage since the mark before."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class _Used(NamedTuple):
 
 _NOTHING = _Used(0.0, 0)
 _Sums = dict[tuple[str, str], _Used]
-"""Role and step -> what it has taken, as often as it came."""
+"""Role and step, mapped to the sum of their usage."""
 
 
 class CpuMarks:
-    """The marks of one process; nothing is read unless somebody has asked."""
+    """The marks of one process. Nothing is measured unless the run requests it."""
 
     def __init__(self, role: str, *, asked: bool, since_start: bool = True) -> None:
-        """Begin.
+        """Start measuring.
 
         Args:
-            role: what the process is: ``rank``, ``world``, ``controller``.
-            asked: whether steps are kept.
-            since_start: the first step is all since this process was started.
+            role: role of the process: ``rank``, ``world`` or ``controller``.
+            asked: whether steps are measured.
+            since_start: whether the first step includes everything since the process started.
         """
         self._role = role
         self._asked = asked
@@ -44,13 +44,13 @@ class CpuMarks:
         self._last = _NOTHING if since_start or not asked else _used(resource.RUSAGE_SELF)
 
     def mark(self, step: str) -> None:
-        """A step ends here."""
+        """End a step."""
         if self._asked:
             before, self._last = self._last, _used(resource.RUSAGE_SELF)
             _add(self._own, (self._role, step), self._last.minus(before))
 
     def take(self) -> tuple[CpuStep, ...]:
-        """The sums since the last time, and those that children have told."""
+        """Return the sums since the last call, including those that children have reported."""
         sums = (*self._of_children.items(), *self._own.items())
         self._of_children, self._own = {}, {}
         return tuple(
@@ -58,12 +58,12 @@ class CpuMarks:
         )
 
     def add_of_child(self, steps: Iterable[CpuStep]) -> None:
-        """A child has told its steps."""
+        """Add the steps that a child has reported."""
         for each in steps:
             _add(self._of_children, (each.role, each.step), _Used(each.cpu_s, each.faults))
 
     def mark_children(self, role: str, step: str) -> None:
-        """All children have ended: what they have used beyond what they told."""
+        """Charge a step with the usage of ended children beyond their reports. Call it when all children have ended."""
         if self._asked:
             told = functools.reduce(_Used.plus, self._of_children.values(), _NOTHING)
             _add(self._of_children, (role, step), _used(resource.RUSAGE_CHILDREN).minus(told))

@@ -1,8 +1,8 @@
-"""Answers what torch asks CUDA about its devices, in a process that must not initialise CUDA: a fork of it asks.
+"""Answers to torch's questions about CUDA devices, in a process that must not initialise CUDA: a fork of it asks.
 
-``torch.cuda.get_device_capability() >= (8, 0)`` stands at the top of many a test module, and torch's own
-``common_device_type``, which all of its test classes import in ``setUp``, asks it too. Answered by CUDA itself, no fork
-of the process could use a GPU.
+Many test modules have ``torch.cuda.get_device_capability() >= (8, 0)`` at the top. torch's own
+``common_device_type``, which all of its test classes import in ``setUp``, asks as well. If CUDA itself answered, no
+fork of this process could use a GPU.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from disttest.host.fork_question import ask_fork
 from disttest.limits import CUDA_ANSWER_S
 
 Facts = dict[str, bool | int | str | None]
-"""Name -> value; None where it is none that a fork can pass on."""
+"""Name of a property, mapped to its value; None if a fork cannot pass the value on."""
 
 _answering = False
 _asked: dict[str, list[Facts]] = {}
-"""The devices that are visible -> what is known of each."""
+"""Value of CUDA_VISIBLE_DEVICES, mapped to the known facts of each device."""
 
 
 class DeviceProperties:
-    """What ``torch.cuda.get_device_properties`` gives; what a fork cannot pass on is read from CUDA itself."""
+    """Stand-in for the result of ``torch.cuda.get_device_properties``."""
+
+    # Values that a fork cannot pass on are read from CUDA.
 
     def __init__(self, facts: Facts, read: Callable[[], Any]) -> None:
         self._facts = facts
         self._read = read
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._facts:  # pytest asks every object of a module for attributes of its own
+        if name not in self._facts:  # pytest looks up its own attributes on every object of a module
             raise AttributeError(name)
         value = self._facts[name]
         return getattr(self._read(), name) if value is None else value
@@ -44,7 +46,7 @@ class DeviceProperties:
 
 
 def answer_for_cuda(torch: Any) -> None:
-    """From here on, questions about devices do not initialise CUDA in this process."""
+    """Replace torch's questions about devices, so that they do not initialise CUDA in this process."""
     global _answering
     _answering = True
     if torch.version.cuda is None or hasattr(torch.cuda.current_device, "__wrapped__"):
@@ -54,7 +56,7 @@ def answer_for_cuda(torch: Any) -> None:
 
 
 def leave_answers_to_cuda(torch: Any) -> None:
-    """Torch has its own functions again; those that a module took meanwhile only pass questions on."""
+    """Restore torch's own functions. Replacements that modules imported meanwhile only pass questions on."""
     global _answering
     _answering = False
     for name in ("current_device", "get_device_properties"):
@@ -63,7 +65,9 @@ def leave_answers_to_cuda(torch: Any) -> None:
 
 
 def answer_for_numba(cuda: Any) -> None:
-    """``numba.cuda.is_available()`` does not initialise CUDA here either: torch's test classes ask it where there is numba."""
+    """Replace ``numba.cuda.is_available()``, so that it does not initialise CUDA either."""
+    # torch's test classes call it wherever numba is installed. CuPy and JAX are not covered: a test module that asks
+    # them is named instead.
     original = getattr(cuda, "is_available", None)
     if original is None:
         return
@@ -81,7 +85,7 @@ def answer_for_numba(cuda: Any) -> None:
 def _answered_current_device(torch: Any, original: Callable[[], int]) -> Callable[[], int]:
     @functools.wraps(original)
     def current_device() -> int:
-        return 0 if _known(torch) else original()  # nobody can have chosen another one without CUDA
+        return 0 if _known(torch) else original()  # only CUDA itself can select another device
 
     return current_device
 
@@ -90,6 +94,7 @@ def _answered_properties(torch: Any, original: Callable[..., Any]) -> Callable[.
     @functools.wraps(original)
     def get_device_properties(device: Any = None) -> Any:
         known = _known(torch)
+        # torch has no public function for it
         index = torch.cuda._utils._get_device_index(device, optional=True) if known else -1  # noqa: SLF001
         if not 0 <= index < len(known):
             return original(device)
@@ -99,17 +104,18 @@ def _answered_properties(torch: Any, original: Callable[..., Any]) -> Callable[.
 
 
 def _known(torch: Any) -> list[Facts]:
-    """What is known of each device; empty where CUDA itself has to be asked."""
+    """Return the facts of each device; empty if CUDA itself must be asked."""
     if not _may_ask_fork():
         return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")  # noqa: TID251  # a world sees other devices than the run
+    # a world sees other devices than the run
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")  # noqa: TID251
     if visible not in _asked:
         _asked[visible] = _ask(torch)
     return _asked[visible]
 
 
 def _may_ask_fork() -> bool:
-    """Whether questions are answered at all, and a fork of this process could use a GPU."""
+    """Return whether questions are answered here, and a fork of this process could use a GPU."""
     return _answering and not fork_hazard(on_gpus=True)
 
 

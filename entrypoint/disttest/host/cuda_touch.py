@@ -1,9 +1,11 @@
-"""Keeps the process that forks ranks away from CUDA, and notes who touches it all the same.
+"""Keep CUDA uninitialised in the process that forks ranks, and record code that initialises it all the same.
 
 Once a process has asked CUDA anything, no fork of it can use a GPU ("Cannot re-initialize CUDA in forked
-subprocess"). ``HAS_GPU = torch.cuda.is_available()`` in a test module is enough. Two remedies: torch answers that
-question through NVML where it is told to, which initialises nothing; and what initialises CUDA nevertheless is noted
-with the line that did it, so that nobody has to find out from a failing rank.
+subprocess"). ``HAS_GPU = torch.cuda.is_available()`` in a test module is enough. There are two remedies. torch can
+answer that question through NVML, which initialises nothing. Any code that initialises CUDA nevertheless is
+recorded with its line, so that the message of a failing rank can name it.
+
+See "Poison fork in multiprocessing" in https://docs.pytorch.org/docs/stable/notes/multiprocessing.html.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from types import FrameType, ModuleType
 from typing import Any
 
 _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""See "Poison fork in multiprocessing" in torch's notes; from torch 2.0 on."""
+"""Variable that has torch count GPUs through NVML; see "Poison fork in multiprocessing" in torch's notes."""
 
 _COUNT = "_cuda_getDeviceCount"
 _TOUCHING = ("_cuda_init", _COUNT, "_cuda_getArchFlags")
-"""Functions of ``torch._C`` through which all of torch's Python comes to CUDA, and each of which spoils forking."""
+"""Functions of ``torch._C`` through which torch's Python code reaches CUDA. Each makes forks unusable."""
 
 BESIDE_TORCH = "another library than torch"
 
 _DRIVER = "libcuda.so.1"
 _NOT_INITIALIZED = 3
-"""``CUDA_ERROR_NOT_INITIALIZED``: what each function of the driver returns before ``cuInit``."""
+"""``CUDA_ERROR_NOT_INITIALIZED``, which each function of the driver returns before ``cuInit``."""
 
 _NOT_THE_USERS = ("/_pytest/", "/pluggy/", "/disttest/", "<frozen ")
 
@@ -39,11 +41,9 @@ _originals: dict[str, Any] = {}
 
 
 def check_by_nvml() -> Callable[[], None]:
-    """Have torch look for GPUs without initialising CUDA, in this process; returns the undoing.
-
-    What the user has set stays. NVML tells of devices, not whether CUDA works: ranks and ordinary tests get torch's
-    own check back.
-    """
+    """Have torch count GPUs without initialising CUDA in this process; return the function that undoes it."""
+    # A value that the user has set stays. NVML lists devices, but does not say whether CUDA works. Ranks and ordinary
+    # tests therefore get torch's own check back: NVML lists GPUs that CUDA may not open.
     global _is_ours
     environ = os.environ  # noqa: TID251  # torch reads it at each question
     if _BY_NVML in environ:
@@ -60,20 +60,20 @@ def check_by_nvml() -> Callable[[], None]:
 
 
 def is_checked_by_nvml() -> bool:
-    """Whether the variable is in the environment, and the user's is not."""
+    """Return whether disttest, and not the user, has set the variable."""
     return _is_ours
 
 
 def forget_check_by_nvml() -> None:
-    """Take the variable that was inherited from a process of ours."""
+    """Remove the variable that was inherited from another disttest process."""
     os.environ.pop(_BY_NVML, None)  # noqa: TID251
 
 
 def watch_cuda(prepare: Mapping[str, Callable[[Any], None]]) -> None:
-    """Note from here on who touches CUDA in this process; where torch is not loaded yet, as soon as it is.
+    """Record code that touches CUDA in this process, from now on or as soon as torch is imported.
 
     Args:
-        prepare: module -> what is given it as soon as it is loaded.
+        prepare: name of a module, mapped to a function that is called with the module once it is loaded.
     """
 
     def watch_torch(torch: Any) -> None:
@@ -84,14 +84,14 @@ def watch_cuda(prepare: Mapping[str, Callable[[Any], None]]) -> None:
     wanted = {**prepare, "torch": watch_torch}
     for name in wanted.keys() & sys.modules.keys():
         prepare_now, module = wanted.pop(name), sys.modules[name]
-        if module is not None:  # else its import is forbidden
+        if module is not None:  # None means that its import is forbidden
             prepare_now(module)
     if wanted and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(wanted))
 
 
 def unwatch_cuda() -> None:
-    """Give torch its own functions back: this process may use CUDA."""
+    """Restore torch's own functions: this process may use CUDA."""
     global _touched
     _touched = ""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
@@ -101,21 +101,25 @@ def unwatch_cuda() -> None:
 
 
 def cuda_touched() -> str:
-    """What touched CUDA first, and where: ``torch.cuda.is_available at test_step.py:3``; empty if nothing did."""
+    """Return the first call that touched CUDA, as ``torch.cuda.is_available at test_step.py:3``; empty if none."""
     return _touched
 
 
 def is_driver_initialised() -> bool:
-    """Whether anything in this process has initialised CUDA, torch or another library; to ask initialises nothing."""
+    """Return whether torch or another library has initialised CUDA in this process."""
+    # The question initialises nothing.
     try:
+        # Threads of libcuda do not show it: on a real GPU, NVML alone left such a thread in the controller, and
+        # forks worked. numba initialised the driver without going through torch.
         count = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY).cuDeviceGetCount
-    except (OSError, AttributeError):  # nothing has loaded it, or it is another library of that name
+    except (OSError, AttributeError):  # not loaded, or another library of that name
         return False
     return bool(count(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
 def _has_driver() -> bool:
-    """Whether a driver can be loaded. NVML, which comes with it, has not answered who asks for it here."""
+    """Return whether a driver can be loaded."""
+    # torch asks here only if NVML, which is part of the driver, has not answered.
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:
@@ -124,7 +128,9 @@ def _has_driver() -> bool:
 
 
 class _Finder:
-    """Finds modules as the others do, and hands them on once they are executed; to be found may not lead to that."""
+    """A finder that passes modules on once they are executed."""
+
+    # Finding a module does not always lead to its execution.
 
     def __init__(self, wanted: Mapping[str, Callable[[Any], None]]) -> None:
         self._wanted = wanted
@@ -133,7 +139,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of such a module, from the finders behind this one."""
+        """Return the spec of a wanted module, from the finders behind this one."""
         del path, target
         if name not in self._wanted or name in self._asked:
             return None
@@ -156,18 +162,17 @@ class _Finder:
 def _wrap(torch: Any) -> None:
     for name in _TOUCHING:
         original = getattr(torch._C, name, None)  # noqa: SLF001
-        if original is not None and name not in _originals:  # a torch for the CPU has none of them
+        if original is not None and name not in _originals:  # torch's CPU build has none of them
             _originals[name] = original
             noting = _noting(original)
-            of_nvidia = name == _COUNT and torch.version.cuda is not None  # AMD's GPUs have these names, too
+            of_nvidia = name == _COUNT and torch.version.cuda is not None  # ROCm builds use the same names
             setattr(torch._C, name, _counting(noting) if of_nvidia else noting)  # noqa: SLF001
 
 
 def _counting(original: Callable[[], int]) -> Callable[[], int]:
-    """The number of GPUs: without a driver there are none, and to ask CUDA would spoil forking for no answer.
-
-    A rank that then needs a GPU would be told that CUDA cannot be used in forks, and not that there is no driver.
-    """
+    """Wrap the count of GPUs: without a driver it is 0, and CUDA is not asked."""
+    # Asking CUDA would make forks unusable. A rank that needs a GPU would then report that CUDA cannot be used in
+    # forks, and not that there is no driver.
 
     def count() -> int:
         return original() if _has_driver() else 0
@@ -187,7 +192,7 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_caller(frame: FrameType | None) -> str:
-    """The nearest line that is the user's, and what it called; torch's own line where there is none."""
+    """Name the nearest line of the user's code and the function of torch that it called, or torch's own line."""
     called = place = ""
     torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
     while frame is not None:

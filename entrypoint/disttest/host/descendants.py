@@ -1,4 +1,4 @@
-"""All that processes of ours have started, and what they have started: found, and ended to the last one."""
+"""Descendants of disttest processes: finding them and ending all of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from disttest.host.process import send_signal
 from disttest.limits import KILL_S
 
 _TRACKER, _SERVER = "multiprocessing.resource_tracker", "multiprocessing.forkserver"
-"""Processes that Python starts once and keeps; nobody has left them behind."""
+"""Processes that Python starts once and keeps. They do not count as leaked."""
 _SHOWN = 80
-"""Characters of a command line in a message."""
+"""Length of a command line in a message, in characters."""
 
 
 def children_of(pid: int | None = None) -> set[int]:
-    """Pids of all living descendants (of this process by default), zombies excluded."""
-    if pid is None and not has_children():  # what a look at all processes would take milliseconds to say
+    """Return the pids of all living descendants (of this process by default), without zombies."""
+    # Fast path: scanning all processes takes milliseconds.
+    if pid is None and not has_children():
         return set()
     try:
         found = psutil.Process(pid).children(recursive=True)
@@ -35,10 +36,10 @@ def children_of(pid: int | None = None) -> set[int]:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process, or its name where it has none.
+    """Return the command line of a process, or its name if it has none.
 
     Raises:
-        ProcessLookupError: it is gone.
+        ProcessLookupError: the process has ended.
     """
     try:
         process = psutil.Process(pid)
@@ -48,12 +49,12 @@ def command_of(pid: int) -> str:
 
 
 def shown_command(pid: int) -> str:
-    """The command line as messages show it: without the folder of the program, and its beginning only.
+    """Return the beginning of a command line for messages, without the folder of the program.
 
-    A long path to the interpreter would leave no room for the words that tell processes apart.
+    A long path of the interpreter would leave no room for the words that distinguish processes.
 
     Raises:
-        ProcessLookupError: it is gone.
+        ProcessLookupError: the process has ended.
     """
     try:
         process = psutil.Process(pid)
@@ -64,7 +65,7 @@ def shown_command(pid: int) -> str:
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Collect those of the given processes that are our children and have ended."""
+    """Wait for those of the processes that are children of this process and have ended."""
     for pid in pids:
         try:
             os.waitpid(pid, os.WNOHANG)
@@ -75,16 +76,16 @@ def reap(pids: Iterable[int]) -> None:
 def kill_descendants(
     *, spare: Iterable[int] = (), spare_trees: Sequence[int] = (), limit_s: float = KILL_S
 ) -> tuple[int, ...]:
-    """Kill every descendant of this process, new sessions and orphans included; return the survivors.
+    """Kill every descendant of this process, including new sessions and orphans; return the survivors.
 
-    Repeats until none is left, because a process may fork between the look and the kill. The caller
-    must be the adopter of orphans (:func:`disttest.host.process.adopt_orphans`), else double-forked ones are out of sight.
-    Python's trackers remove what the killed ones have in shared memory, and end by themselves: they have half of the
-    time for that. This process's own lives as long as it does.
+    The scan is repeated until none is left, because a process may fork between the scan and the kill. The caller
+    must have called :func:`disttest.host.process.adopt_orphans`; otherwise double-forked processes are not found.
+    Python's resource trackers remove the shared memory of killed processes and then end. They have half of the time
+    for that. The tracker of this process is spared.
 
     Args:
         spare: processes that live on.
-        spare_trees: processes that live on with all that they start.
+        spare_trees: processes that live on with all of their descendants.
         limit_s: how long to try.
     """
     spared = {*spare, *_own_tracker()}
@@ -92,7 +93,7 @@ def kill_descendants(
     pause_s = 0.001
     while True:
         found = children_of() - spared
-        # Looked at after the others: what a spared process forks meanwhile is spared too.
+        # Scanned after the others: processes that a spared process forks meanwhile are spared, too.
         for root in spare_trees:
             found -= {root} | children_of(root)
         for pid in found:
@@ -106,8 +107,9 @@ def kill_descendants(
 
 
 def _own_tracker() -> set[int]:
-    """The process that removes what this one has in shared memory, if it has started one."""
-    pid: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)  # noqa: SLF001 - it has no other name
+    """Return the resource tracker of this process, if it has started one."""
+    # multiprocessing has no public name for it
+    pid: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)  # noqa: SLF001
     return {pid} if pid else set()
 
 
@@ -122,19 +124,21 @@ def _zombies(spared: set[int]) -> set[int]:
 
 
 def started_children() -> set[int]:
-    """Pids of the direct children of this process, and of those that a helper of Python's has forked for it."""
+    """Return the pids of this process's direct children, and of those that a helper of Python forked for it."""
     children = forked_children()
     return children | {pid for helper in filter(is_helper, children) for pid in forked_children(helper)}
 
 
 def _pool_workers() -> set[int]:
-    """They end with this process in any case; a pool that loses one while it waits for work can never be closed."""
+    """Return the workers of multiprocessing pools."""
+    # They end with this process in any case. A pool that loses a worker while it waits for work can never be closed.
     children = multiprocessing.active_children()
     return {child.pid for child in children if "PoolWorker" in child.name and child.pid}
 
 
 def is_helper(pid: int) -> bool:
-    """Whether Python has started this process for itself; what its fork server forks has the same command line."""
+    """Return whether Python started this process for itself."""
+    # Forks of its fork server have the same command line and do not count.
     return _is_called(pid, _TRACKER) or (
         _is_called(pid, _SERVER) and not _is_called(_parent_of(pid), _SERVER)
     )
@@ -153,10 +157,10 @@ def _parent_of(pid: int) -> int:
 
 
 def end_new_children(before: set[int]) -> tuple[str, ...]:
-    """End what this process has started since, and name it; what was started earlier lives on, and so do workers of pools.
+    """Kill the processes that this process has started since, and describe them. Workers of pools are spared.
 
     Args:
-        before: :func:`started_children` then.
+        before: result of :func:`started_children` at the start of the period. These processes live on.
     """
     before = before | _pool_workers()
     helpers = set(filter(is_helper, forked_children()))

@@ -1,4 +1,4 @@
-"""Whether this process can be forked, and if not, why: CUDA is initialised, or a thread runs that a fork would lack."""
+"""Hazards of forking this process: CUDA is initialised, or a thread runs that the fork would lack."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MOST_NAMED = 4
 
 
 def fork_hazard(*, on_gpus: bool) -> str | None:
-    """Why forking this process would be unsafe, in words; None when it is safe.
+    """Return why forking this process would be unsafe; None if it is safe.
 
     Args:
-        on_gpus: forks are to use GPUs; a process that has only asked CUDA something cannot have such.
+        on_gpus: whether forks must be able to use GPUs. They cannot once this process has asked CUDA anything.
     """
     if cuda := cuda_hazard(on_gpus=on_gpus):
         return cuda
@@ -24,13 +24,13 @@ def fork_hazard(*, on_gpus: bool) -> str | None:
 
 
 def holds_gpu() -> bool:
-    """Whether this process has initialised CUDA, and so holds memory of a GPU until it ends."""
+    """Return whether this process has initialised CUDA, and so holds memory of a GPU until it ends."""
     torch = loaded("torch")
     return torch is not None and torch.cuda.is_initialized()
 
 
 def cuda_hazard(*, on_gpus: bool) -> str:
-    """The part of CUDA in it; empty where there is none."""
+    """Return the hazard that CUDA causes; empty if there is none."""
     if not holds_gpu() and not (on_gpus and (cuda_touched() or is_driver_initialised())):
         return ""
     by = cuda_touched() or ("" if holds_gpu() else BESIDE_TORCH)
@@ -38,7 +38,7 @@ def cuda_hazard(*, on_gpus: bool) -> str:
 
 
 def forks_are_like_new() -> bool:
-    """Whether a fork of this process may ask a driver anything, as a new process could: nothing of it has begun here."""
+    """Return whether a fork may ask a driver, as a new process may: no part of the driver is active here."""
     if cuda_hazard(on_gpus=True):
         return False
     end_helpers()
@@ -46,13 +46,13 @@ def forks_are_like_new() -> bool:
 
 
 def unsafe_threads() -> tuple[OtherThread, ...]:
-    """The threads beside which this process must not be forked, once those are ended that nobody needs."""
+    """Return the threads that make forking unsafe, after ending helper threads that are no longer needed."""
     end_helpers()
     return tuple(thread for thread in threads() if not thread.safe_to_fork_beside)
 
 
 def name_threads(found: Sequence[OtherThread]) -> str:
-    """``2 threads (pt_tcpstore_uv of libtorch_cpu.so, at-import of test_x.wait)``."""
+    """Name the threads: ``2 threads (pt_tcpstore_uv of libtorch_cpu.so, at-import of test_x.wait)``."""
     names = list(dict.fromkeys(map(str, found)))
     more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
     count = f"{len(found)} thread{'s' if len(found) > 1 else ''}"

@@ -1,4 +1,4 @@
-"""A question that only a fork of this process may ask, since asking it changes the process that asks."""
+"""A question that only a fork of this process may ask, because asking it changes the process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from disttest.host.process import Exit, end_all, fork_child
 
 
 def ask_fork(question: Callable[[], bytes], *, limit_s: float) -> tuple[bytes, Exit | None]:
-    """Have a fork answer; it prints nothing, and nothing is left of it.
+    """Run a function in a silent fork and return its answer; the fork is ended in any case.
+
+    Args:
+        question: function that returns the answer.
+        limit_s: time allowed, in seconds.
 
     Returns:
-        The answer (empty if it gave none) and how the fork ended; None: not within the limit.
+        The answer, empty if there is none, and how the fork ended; None if it exceeded the limit.
     """
     answer = os.memfd_create("answer")
 

@@ -1,13 +1,13 @@
-"""What the garbage collector leaves alone (:func:`gc.freeze`): pages of such objects stay shared with forks."""
+"""Objects that the garbage collector ignores (:func:`gc.freeze`). Their memory pages stay shared with forks."""
 
 from __future__ import annotations
 
 import gc
 
 _OF_PYTHON = gc.get_freeze_count()
-"""Python 3.12 begins with some hundred."""
+"""Number of objects that are frozen from the start. Python 3.12 starts with some hundred."""
 
 
 def is_frozen() -> bool:
-    """Whether this process has frozen what it had, or the one whose fork it is."""
+    """Return whether this process, or the process that it is a fork of, has frozen its objects."""
     return gc.get_freeze_count() > _OF_PYTHON

@@ -1,4 +1,4 @@
-"""How much of the processors nobody uses, this machine's other users included."""
+"""Idle processors, including the load of other users of this machine."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from disttest.clock import monotonic
 from disttest.model import Frozen
 
 _PRESSURE = Path("/proc/pressure/cpu")
-"""Kernel documentation, "PSI - Pressure Stall Information": microseconds in which something ready to run had to wait."""
+"""See the kernel's documentation "PSI - Pressure Stall Information": microseconds in which a ready task had to wait."""
 _STALLED = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)
 
 
 class Idleness(Frozen):
-    """Of the processors that this process may run on, over some time."""
+    """Idle time and stalls of the processors that this process may run on, over a period."""
 
     idle: float
-    """Processors' worth of time that nobody used."""
+    """Unused time, in processors."""
     stalled: float
-    """Share of the time in which something was ready to run and waited for a processor; 0 where the kernel does not say."""
+    """Share of the time in which a ready task waited for a processor; 0 if the kernel does not report it."""
 
 
 class IdleProcessors:
-    """Tells what has been idle since it was asked last."""
+    """A meter of the idle time since its last reading."""
+
+    # The load of the whole machine counts: a fixed number of slots per processor is wrong for every suite, as one
+    # computes and another sleeps.
 
     def __init__(self) -> None:
         self._before = self._counters()
 
     def read(self) -> Idleness:
-        """What has been idle since the last time, or since it was made."""
+        """Return the idleness since the last reading, or since the meter was made."""
         now = self._counters()
         took_s, idle_s, stalled_s = (after - before for after, before in zip(now, self._before, strict=True))
         self._before = now
@@ -43,7 +46,7 @@ class IdleProcessors:
 
     @staticmethod
     def _counters() -> tuple[float, float, float]:
-        """Seconds: the clock's, those that processors were idle, those in which something was stalled."""
+        """Return seconds of the clock, of idle processors, and of stalled tasks."""
         ours = os.sched_getaffinity(0)
         times = psutil.cpu_times(percpu=True)
         idle_s = sum(each.idle + each.iowait for index, each in enumerate(times) if index in ours)

@@ -1,26 +1,26 @@
-"""Lines out of a pipe, a socket or a file that grows: each comes in pieces, and a line may end in a later one."""
+"""Lines from a pipe, a socket or a growing file. Data arrives in pieces, and a line may end in a later one."""
 
 from __future__ import annotations
 
 LONGEST_LINE = 1 << 28
-"""Bytes of one message: the texts of all ranks of a test that fails, with room to spare."""
+"""Size limit of one message in bytes. It has room for the texts of all ranks of a failing test."""
 
 
 class Lines:
-    """Bytes in, whole lines out.
+    """A splitter of bytes into lines.
 
     Args:
-        longest: a line that goes on after that is cut, one byte behind it: nobody's memory is filled by a writer who
-            ends no line.
+        longest: limit of a line in bytes. The rest of a longer line is dropped, so that a writer without line ends
+            cannot fill the memory.
     """
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self.rest = bytearray()
-        """The line that has no end yet."""
+        """The unfinished line."""
         self._longest = longest
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that these bytes complete, without their ends."""
+        """Return the lines that these bytes complete, without their line ends."""
         first, *others = chunk.split(b"\n")
         self.rest += first[: max(0, self._longest + 1 - len(self.rest))]
         if not others:

@@ -1,4 +1,4 @@
-"""Libraries that this process has imported: what is asked of them must not import them."""
+"""Libraries that this process may have imported: functions that use them only if they are already imported."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from types import ModuleType
 from typing import Any
 
 _GRAPHS = "torch._inductor.cudagraph_trees"
-"""Where there is CUDA, ``torch._dynamo.reset`` imports it: five hundred modules in each rank, a second of a processor, to forget
-what only that module can have made."""
+"""Module that ``torch._dynamo.reset`` imports where CUDA is available: five hundred modules in each rank, a second of
+CPU time, to reset state that only that module can have created.
+"""
 
 
 def loaded(name: str) -> Any:
-    """The module, if its import is complete; else None.
-
-    A thread may be at it, as NCCL's watchdog, which imports ``torch._dynamo`` when it has found an error: the module
-    is in ``sys.modules`` then, and most of its names are not in it.
-    """
+    """Return the module if its import is complete; otherwise None."""
+    # A thread may be importing it: NCCL's watchdog imports ``torch._dynamo`` when it finds an error. The module is in
+    # ``sys.modules`` then, without most of its names.
     module = sys.modules.get(name)
     return None if isinstance(module, ModuleType) and _is_being_imported(module) else module
 
 
+# `_initializing` is how importlib itself marks a module whose import is not complete.
 def _is_being_imported(module: ModuleType) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def reset_compiler() -> None:
-    """Forget compiled code, if anything was compiled."""
+    """Discard compiled code, if there is any."""
     if dynamo := loaded("torch._dynamo"):
         with stand_in(sys.modules, _GRAPHS, _Nothing(_GRAPHS)):
             dynamo.reset()
@@ -36,7 +36,7 @@ def reset_compiler() -> None:
 
 @contextmanager
 def stand_in(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    """Have a name mean this while the context is open, if it means nothing yet; what comes in its place meanwhile stays."""
+    """Define a name while the context is open, unless it is defined; a value that replaces it meanwhile stays."""
     mine = names.setdefault(name, value) is value
     try:
         yield
@@ -46,7 +46,7 @@ def stand_in(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
 
 
 class _Nothing(ModuleType):
-    """A module of which every function does nothing."""
+    """A module whose functions all do nothing."""
 
     def __getattr__(self, name: str) -> Callable[[], None]:
         if name.startswith("__"):

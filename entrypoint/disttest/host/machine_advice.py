@@ -1,4 +1,4 @@
-"""What to do about the messages that broken machines give: those of CUDA, NVML, NCCL, torch and container engines."""
+"""Advice for messages of broken machines: those of CUDA, NVML, NCCL, torch and container engines."""
 
 from __future__ import annotations
 
@@ -112,6 +112,6 @@ MACHINE_ADVICE = AdviceTable(
 
 
 def cuda_version_of(message: str) -> str:
-    """11.4 for "driver … is too old (found version 11040)": CUDA's version, not the driver's."""
+    """Return 11.4 for "driver … is too old (found version 11040)", which is CUDA's version and not the driver's."""
     found = re.search(r"found version (\d{4,5})\)", message)
     return f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}" if found else ""

@@ -10,20 +10,20 @@ from pathlib import Path
 from disttest.host.devices.cpu import CgroupMount, detect_cgroups, detect_limits, read_text
 
 _HANDICAP = 300
-"""Added to the kernel's badness (0 to 1000, the share of memory) of ranks: the supervisors outlive them."""
+"""Added to the kernel's badness of ranks (0 to 1000, the share of memory), so that their supervisors outlive them."""
 
 
 @cache
 def own_cgroups() -> tuple[CgroupMount, ...]:
-    """The cgroups that limit this process, looked up once; children inherit the answer and the group."""
+    """Return the cgroups that limit this process. They are looked up once; children inherit the answer."""
     return tuple(
         mount for mount in detect_cgroups() if mount.version == 2 or {"memory", "pids"} & {*mount.controllers}
     )
 
 
 def count_oom_kills(groups: tuple[CgroupMount, ...]) -> int:
-    """How many processes of these groups the kernel has killed because memory ran out."""
-    # Of these very groups: v2 counts those of groups below in, v1 counts each where the victim sat.
+    """Return the number of processes of these groups that the kernel has killed because memory ran out."""
+    # Counts of these groups only: v2 includes the groups below, v1 counts each kill in the group of the victim.
     return sum(
         _number(group, "memory.events" if group.version == 2 else "memory.oom_control", "oom_kill")
         for group in groups
@@ -31,7 +31,7 @@ def count_oom_kills(groups: tuple[CgroupMount, ...]) -> int:
 
 
 def _count_refusals(groups: tuple[CgroupMount, ...]) -> int:
-    """How often the kernel has refused a process or a thread because of the limit of these groups."""
+    """Return how often the kernel has refused a process or thread because of these groups' limits."""
     return sum(_number(group, "pids.events", "max") for group in groups)
 
 
@@ -52,7 +52,7 @@ class Shortage:
         self._kills, self._refusals = count_oom_kills(self._groups), _count_refusals(self._groups)
 
     def notes(self) -> Iterator[str]:
-        """A line for each limit that was reached, with its value."""
+        """Yield a line for each limit that was reached, with its value."""
         if count_oom_kills(self._groups) > self._kills:
             yield (
                 f"memory ran out: {describe_oom(self._groups)}. Give it more, or run fewer ranks at the same time (--slots)"
@@ -68,7 +68,7 @@ class Shortage:
 
 
 def describe_oom(groups: tuple[CgroupMount, ...]) -> str:
-    """What to say of a rank that was killed while the count rose."""
+    """Describe the memory limit that a rank hit when the count of kills rose."""
     limits = detect_limits(groups)
     size = f"{limits.memory / (1 << 20):,.0f} MiB"
     whose = "the limit of its cgroup" if limits.memory < limits.memory_total else "all of this machine"
@@ -76,7 +76,8 @@ def describe_oom(groups: tuple[CgroupMount, ...]) -> str:
 
 
 def volunteer_for_oom(proc: Path = Path("/proc")) -> None:
-    """Have the kernel take this process before those that supervise it, when memory runs out."""
+    """Have the kernel choose this process before its supervisors when memory runs out."""
+    # By default it kills the largest process, which may be the controller.
     path = proc / "self/oom_score_adj"
     with contextlib.suppress(OSError, ValueError):
         path.write_text(str(min(1000, int(path.read_text()) + _HANDICAP)))

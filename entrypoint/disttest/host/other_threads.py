@@ -1,7 +1,7 @@
-"""The threads of this process besides the main one: what each is, and whether forking beside it is safe.
+"""The threads of this process besides the main one: a description of each, and whether forking next to it is safe.
 
-The kernel tells of every thread, Python's or not, its name and where it waits. The library that it belongs to is the one
-that most addresses on its stack point into, the C and C++ runtimes left out.
+The kernel reports the name of every thread and where it waits, for Python's threads and others. A thread is
+attributed to the library that most addresses on its stack point into, without the C and C++ runtimes.
 """
 
 from __future__ import annotations
@@ -28,43 +28,46 @@ _RUNTIMES = re.compile(
 )
 _WORD = 8
 _DEPTH = 64 * 1024
-"""Bytes of a stack that are looked through."""
+"""Number of bytes of a stack that are searched."""
 
 _DRIVER = re.compile(r"^libcuda\.so")
 _SAFE_LIBRARIES = re.compile(rf"openblas|{_DRIVER.pattern}", re.IGNORECASE)
-"""OpenBLAS ends its pool before every fork by itself (pthread_atfork) and starts it again when it is needed. The driver's
-threads wait for events; NVML starts one without initialising CUDA, which is asked separately (``fork_hazard``)."""
+"""Libraries whose threads do not prevent forking. OpenBLAS ends its pool before every fork (pthread_atfork) and
+restarts it when needed. The driver's threads wait for events. NVML starts one without initialising CUDA, which
+``fork_hazard`` checks separately.
+"""
+# They wait for work and hold no lock. A fork lacks them, so it must neither use nor destroy the group.
 _OF_GLOO = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
-"""The threads of a gloo group wait for work and hold no lock; a fork lacks them, so it must not use the group, or end it."""
+"""Threads of a gloo group."""
 _SAFE_FUNCTIONS = frozenset({"pytest_rerunfailures.ServerStatusDB.run_server"})
 """It waits for connections of worker processes and holds no lock; ranks never connect."""
 
 
 class OtherThread(Frozen):
-    """A thread that is not the main one."""
+    """A thread other than the main one."""
 
     tid: int
     name: str
-    """Python's name for it, else the kernel's."""
+    """Python's name for it; otherwise the kernel's."""
     runs: str
-    """The library, or for a thread of Python the function, that it runs; empty where neither is known."""
+    """The library, or for a thread of Python the function, that it runs; empty if unknown."""
     is_python: bool = False
 
     @property
     def safe_to_fork_beside(self) -> bool:
-        """Whether a fork can do without it: it comes back by itself, or nothing in the fork depends on it."""
+        """Whether a fork works without it: it is restarted when needed, or nothing in the fork depends on it."""
         if self.is_python:
             return self.runs in _SAFE_FUNCTIONS
         return bool(_SAFE_LIBRARIES.search(self.runs)) or (self.is_of_gloo and not _has_groups())
 
     @property
     def is_of_driver(self) -> bool:
-        """Whether CUDA's driver has started it, or NVML through it."""
+        """Whether CUDA's driver, or NVML through it, has started the thread."""
         return not self.is_python and bool(_DRIVER.search(self.runs))
 
     @property
     def is_of_gloo(self) -> bool:
-        """Whether a process group of gloo has started it."""
+        """Whether a process group of gloo has started the thread."""
         return not self.is_python and self.name in _OF_GLOO
 
     def __str__(self) -> str:
@@ -79,12 +82,12 @@ class _Mapping(NamedTuple):
 
 
 def thread_ids() -> frozenset[int]:
-    """The threads besides the main one, by the kernel's ids."""
+    """Return the kernel's ids of all threads except the main one."""
     return frozenset(int(name) for name in os.listdir(_TASKS)) - {os.getpid()}  # noqa: PTH208
 
 
 def threads() -> tuple[OtherThread, ...]:
-    """Describe them. Those of native code are given a moment to come to rest."""
+    """Describe all other threads. Threads of native code get a moment to come to rest."""
     found = thread_ids()
     if not found:
         return ()
@@ -97,24 +100,25 @@ def threads() -> tuple[OtherThread, ...]:
 
 
 def end_helpers() -> None:
-    """End threads that nobody needs: the monitor of tqdm's bars, which the next bar starts, and those of garbage."""
+    """End unneeded threads: the monitor of tqdm's bars, and those of unreachable gloo groups."""
     tqdm = sys.modules.get("tqdm.std")
     monitor = getattr(getattr(tqdm, "tqdm", None), "monitor", None)
     if isinstance(monitor, threading.Thread) and monitor.is_alive() and hasattr(monitor, "exit"):
         monitor.exit()
     if not _OF_GLOO.isdisjoint(_names()):
-        gc.collect()  # a fork that came to collect such a group would wait for threads that it does not have
+        # A fork that collects such a group would wait for threads that it does not have.
+        gc.collect()
 
 
 def _names() -> Iterator[str]:
-    """What the kernel calls the threads: all that can be had without a look at their stacks."""
+    """Yield the kernel's names of the threads. This reads no stacks."""
     for tid in thread_ids():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             yield name_of_thread(tid)
 
 
 def name_of_thread(tid: int) -> str:
-    """What the kernel calls a thread of this process.
+    """Return the kernel's name of a thread of this process.
 
     Raises:
         OSError: it has ended.
@@ -123,8 +127,9 @@ def name_of_thread(tid: int) -> str:
 
 
 def _has_groups() -> bool:
-    """Whether this process is in a process group that is not destroyed, and that its forks would be in, too."""
+    """Return whether this process is in a process group that its forks would inherit."""
     groups = loaded("torch.distributed.distributed_c10d")
+    # torch has no public list of groups
     return groups is not None and bool(groups._world.pg_map)  # noqa: SLF001
 
 
@@ -140,7 +145,7 @@ def _of_python(tid: int, thread: threading.Thread) -> OtherThread:
 
 
 def _of_library(tid: int, mappings: Sequence[_Mapping]) -> OtherThread | None:
-    """None where it has ended meanwhile."""
+    """Describe a native thread; None if it has ended meanwhile."""
     deadline_s = monotonic() + THREAD_REST_S
     try:
         name = name_of_thread(tid)
@@ -150,16 +155,16 @@ def _of_library(tid: int, mappings: Sequence[_Mapping]) -> OtherThread | None:
             sleep(0.002)
     except FileNotFoundError:
         return None
-    except OSError:  # a kernel that does not tell
+    except OSError:  # a kernel that does not report it
         return OtherThread(tid=tid, name=name, runs="")
     stack_pointer, counter = (int(text, 16) for text in where[-2:])
-    # Old return addresses stand on a stack too: the library that is named most, the innermost of several.
+    # A stack also holds old return addresses. The most frequent library counts, the innermost among equals.
     named = Counter(_libraries(stack_pointer, counter, mappings)).most_common(1)
     return OtherThread(tid=tid, name=name, runs=named[0][0] if named else "")
 
 
 def _libraries(stack_pointer: int, counter: int, mappings: Sequence[_Mapping]) -> Iterator[str]:
-    """File names of libraries on a stack, innermost first, without the runtimes."""
+    """Yield file names of libraries on a stack, innermost first, without the runtimes."""
     for word in (counter, *_words_above(stack_pointer, mappings)):
         path = next((m.path for m in mappings if m.executable and m.start <= word < m.end), "")
         if path.startswith("/") and not _RUNTIMES.search(path):

@@ -1,4 +1,4 @@
-"""What ``/proc`` tells of processes, and which process a pid means: pids are used again, by others."""
+"""Processes in ``/proc``, and identities of processes: pids are reused."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from pathlib import Path
 from disttest.model import Frozen
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of the kernel: elsewhere NVML's process ids are not ours."""
+"""PROC_PID_INIT_INO of the kernel. In other namespaces NVML's process ids do not match."""
 _HOST_IPC_NAMESPACE = "ipc:[4026531839]"
 """PROC_IPC_INIT_INO of the kernel."""
 
 
 class ProcessIdentity(Frozen):
-    """A process for good: no other one on any machine, at any time, has the same."""
+    """A unique identity of a process on any machine, at any time."""
 
     boot: str
     """The kernel's boot id."""
     namespace: str
-    """Its PID namespace: pids of another one mean nothing here."""
+    """Its PID namespace. Pids of another namespace have no meaning here."""
     pid: int
     started: int
-    """Ticks of the kernel since its boot. The wall clock would be set, and the process seem to be another one."""
+    """Start in ticks since the boot. A start on the wall clock would change whenever that clock is set."""
 
 
 def this_process() -> ProcessIdentity:
-    """The process that asks."""
+    """Return the identity of this process."""
     return identity_of(os.getpid())
 
 
 def identity_of(pid: int) -> ProcessIdentity:
-    """A process of this PID namespace.
+    """Return the identity of a process of this PID namespace.
 
     Raises:
-        ProcessLookupError: it is gone.
+        ProcessLookupError: the process has ended.
     """
     namespace = str(Path("/proc/self/ns/pid").readlink())
     return ProcessIdentity(boot=read_boot_id(), namespace=namespace, pid=pid, started=started_at(pid))
 
 
 def is_running(pid: int, started: int) -> bool:
-    """Whether that very process of this PID namespace runs."""
+    """Return whether exactly that process of this PID namespace is running."""
     with contextlib.suppress(ProcessLookupError):
         return started_at(pid) == started and is_alive(pid)
     return False
 
 
 def read_boot_id(root: Path = Path("/")) -> str:
-    """Differs after each boot of the host; the same in all its containers; empty where the kernel does not tell."""
+    """Return the boot id, which all containers of the host share; empty if the kernel does not report it."""
     try:
         return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -59,10 +59,10 @@ def read_boot_id(root: Path = Path("/")) -> str:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The fields behind a process's name; the first is its state, and the third of proc(5).
+    """Return the fields of ``/proc/PID/stat`` behind the name; the first is the state, the third field in proc(5).
 
     Raises:
-        ProcessLookupError: it is gone.
+        ProcessLookupError: the process has ended.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -71,43 +71,41 @@ def stat_of(pid: int) -> list[str]:
 
 
 def started_at(pid: int) -> int:
-    """When a process was started, in ticks since the boot.
+    """Return when a process was started, in ticks since the boot.
 
     Raises:
-        ProcessLookupError: it is gone.
+        ProcessLookupError: the process has ended.
     """
-    return int(stat_of(pid)[19])  # the 22nd field of all
+    return int(stat_of(pid)[19])  # field 22 in proc(5)
 
 
 def first_environment() -> tuple[int, int]:
-    """Where the environment that this process was started with lies in its memory: its address and its size in bytes.
-
-    The kernel shows it to others, in forks of this process too.
-    """
-    start, end = map(int, stat_of(os.getpid())[47:49])  # the 50th and 51st field of all
+    """Return address and size in bytes of the environment that this process was started with."""
+    # The kernel shows this memory to other processes, and in forks the memory of the first process.
+    start, end = map(int, stat_of(os.getpid())[47:49])  # fields 50 and 51 in proc(5)
     return start, end - start
 
 
 def age_of(pid: int) -> float:
-    """Seconds since a process was started, to a hundredth.
+    """Return the seconds since a process was started, to a hundredth.
 
     Raises:
-        ProcessLookupError: it is gone.
+        ProcessLookupError: the process has ended.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_ticks(pid: int) -> int:
-    """CPU time of a process so far, all its threads together, in hundredths of a second.
+    """Return the CPU time of all threads of a process, in hundredths of a second.
 
     Raises:
-        ProcessLookupError: it is gone.
+        ProcessLookupError: the process has ended.
     """
     return sum(map(int, stat_of(pid)[11:13]))
 
 
 def is_at_rest(pid: int) -> bool:
-    """Whether all threads of a process wait for something, and none has work to do."""
+    """Return whether all threads of a process are waiting."""
     try:
         threads = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
         states = {path.read_text().rpartition(")")[2].split()[0] for path in threads}
@@ -117,19 +115,19 @@ def is_at_rest(pid: int) -> bool:
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for what a process does (``R``, ``S``, ``D``, ``T``, …); empty if it is gone."""
+    """Return the kernel's letter for the state of a process (``R``, ``S``, ``D``, ``T``, …); empty if it has ended."""
     with contextlib.suppress(ProcessLookupError):
         return stat_of(pid)[0]
     return ""
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Return whether the process exists and has not ended."""
     return process_state(pid) not in ("", "X", "Z")
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler for a signal; true where that cannot be read."""
+    """Return whether a process has a handler for a signal; True if that cannot be read."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -139,7 +137,7 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def has_children() -> bool:
-    """Whether this process has any, zombies included; the kernel says so at once and misses none."""
+    """Return whether this process has children, including zombies. The call is cheap and misses none."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -148,7 +146,8 @@ def has_children() -> bool:
 
 
 def forked_children(pid: int | None = None) -> set[int]:
-    """Pids of the direct children of a process (this one by default), zombies included; no look at other processes."""
+    """Return the pids of the direct children of a process (this one by default), including zombies."""
+    # Only the process itself is read, and no others.
     found: set[int] = set()
     with contextlib.suppress(
         FileNotFoundError, ProcessLookupError
@@ -163,7 +162,8 @@ def forked_children(pid: int | None = None) -> set[int]:
 
 
 def descendants(pid: int | None = None) -> frozenset[int]:
-    """Pids of all processes below one (this one by default), cheaply: one that moves meanwhile may be missed."""
+    """Return the pids of all descendants of a process (this one by default)."""
+    # A process that is re-parented meanwhile may be missed.
     found: set[int] = set()
     fresh = forked_children(pid)
     while fresh:
@@ -173,7 +173,7 @@ def descendants(pid: int | None = None) -> frozenset[int]:
 
 
 def sees_all_users(proc: Path = Path("/proc")) -> bool:
-    """Whether whoever may use our shared memory is among the processes that we see."""
+    """Return whether all processes that may use this process's shared memory are visible here."""
     try:
         private = str((proc / "self/ns/ipc").readlink()) != _HOST_IPC_NAMESPACE
     except OSError:
@@ -182,7 +182,7 @@ def sees_all_users(proc: Path = Path("/proc")) -> bool:
 
 
 def sees_host_pids(proc: Path = Path("/proc")) -> bool:
-    """Whether NVML's process ids mean the same here; not so in a container with its own pid namespace."""
+    """Return whether NVML's process ids are valid here; they are not in a container with its own pid namespace."""
     try:
         return str((proc / "self/ns/pid").readlink()) == _HOST_PID_NAMESPACE
     except OSError:

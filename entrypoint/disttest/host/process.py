@@ -1,7 +1,7 @@
 """The only module that forks, signals and waits.
 
-A child is held by its pidfd: the descriptor becomes readable when the child ends, signals sent through
-it cannot hit a reused pid, and waiting on it never touches another child.
+A child is held by its pidfd: the descriptor becomes readable when the child ends, signals sent through it cannot
+reach a reused pid, and waiting on it never affects another child.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from disttest.limits import KILL_S
 from disttest.model import Frozen
 
 INTERNAL_FAILURE = 70
-"""Exit code of a child of ours whose own code raised (EX_SOFTWARE of sysexits.h)."""
+"""Exit code of a disttest child whose own code raised (EX_SOFTWARE of sysexits.h)."""
 
-# Numbers of <linux/prctl.h>; the standard library has no binding.
+# Constants of <linux/prctl.h>; the standard library has no binding.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# A real-time signal, because tests do use SIGUSR1 and SIGUSR2; glibc keeps the first few for itself.
+# A real-time signal, because tests use SIGUSR1 and SIGUSR2. glibc reserves the first few.
 STACKS_SIGNAL = int(signal.SIGRTMAX) - 3
 
 
 class Exit(Frozen):
-    """How a process ended: exactly one of the two is set."""
+    """The end of a process. Exactly one of the two fields is set."""
 
     code: int | None = None
     signal: int | None = None
@@ -52,51 +52,51 @@ class Exit(Frozen):
 
     @property
     def returncode(self) -> int:
-        """The same in the convention of ``subprocess`` and ``multiprocessing``: minus the signal's number."""
+        """The exit in the convention of ``subprocess`` and ``multiprocessing``: negative for a signal."""
         return (self.code or 0) if self.signal is None else -self.signal
 
 
 def exit_of_zombie(pid: int) -> Exit | None:
-    """How a process ended that its parent has not waited for; None for one that lives, or that is gone."""
+    """Return how a process ended that its parent has not waited for; None if it lives or is gone."""
     try:
         state, *fields = stat_of(pid)
     except ProcessLookupError:
         return None
     if state != "Z":
         return None
-    status = int(fields[-1])  # the 52nd field of all, as waitpid(2) gives it
+    status = int(fields[-1])  # field 52 in proc(5), in the form of waitpid(2)
     if os.WIFSIGNALED(status):
         return Exit(signal=os.WTERMSIG(status))
     return Exit(code=os.WEXITSTATUS(status))
 
 
 class SignalLine:
-    """A signal that arrives as something to read, with its sender, instead of interrupting; see signalfd(2).
+    """A signal that arrives as readable data with its sender instead of an interruption; see signalfd(2).
 
     It is blocked in this process and in its children, until they unblock it.
     """
 
     _RECORD = 128
-    """Bytes of a ``signalfd_siginfo``; the sender's pid is the fourth of its numbers."""
+    """Size of a ``signalfd_siginfo`` in bytes. The sender's pid is the fourth of its numbers."""
 
     def __init__(self, signum: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
-        mask = (ctypes.c_uint64 * 16)(1 << (signum - 1))  # as large as a sigset_t may be
+        mask = (ctypes.c_uint64 * 16)(1 << (signum - 1))  # the largest size of a sigset_t
         self._fd: int = _libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "signalfd")
 
     def fileno(self) -> int:
-        """Readable once the signal has come."""
+        """Return the descriptor that is readable once the signal has arrived."""
         return self._fd
 
     def read(self) -> int:
-        """The pid of the sender; 0 for the kernel, and where the sender is in another pid namespace."""
+        """Return the pid of the sender; 0 for the kernel and for senders in another pid namespace."""
         return int(struct.unpack_from("=Iii I", os.read(self._fd, self._RECORD))[3])
 
 
 class Child:
-    """A living (or just ended) direct child."""
+    """A direct child that is running or has just ended."""
 
     def __init__(self, pid: int, *, pidfd: int | None = None) -> None:
         self.pid = pid
@@ -104,25 +104,26 @@ class Child:
         self._exit: Exit | None = None
 
     def fileno(self) -> int:
-        """The pidfd: readable once the child has ended."""
+        """Return the pidfd, which is readable once the child has ended."""
         return self._pidfd
 
     def poll(self) -> Exit | None:
-        """How it ended, or None while it lives."""
+        """Return how it ended, or None while it runs."""
         if self._exit is None:
             self._exit = self._reap()
         return self._exit
 
     @property
     def ended_badly(self) -> bool:
-        """Whether it has ended, by a signal or with a code."""
+        """Whether it has ended by a signal or with a nonzero code."""
         exit_ = self.poll()
         return exit_ is not None and exit_.code != 0
 
     def _reap(self) -> Exit | None:
         try:
             info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-        except ChildProcessError:  # who killed all of our descendants has collected it, too
+        # Code that killed all descendants of this process has waited for the child, too.
+        except ChildProcessError:
             return Exit(signal=signal.SIGKILL)
         if info is None:
             return None
@@ -130,31 +131,31 @@ class Child:
         return Exit(code=info.si_status) if exited else Exit(signal=info.si_status)
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """Wait for the end, but not longer than that."""
+        """Wait for the end within a limit; return how it ended, or None."""
         if self.poll() is None:
             self.has_ended(within_s=timeout_s)
         return self.poll()
 
     def has_ended(self, *, within_s: float = 0.0) -> bool:
-        """Whether it has ended, or does so within that time; it may still have to be waited for by its parent."""
+        """Return whether it ends within a time. Its parent may still have to wait for it."""
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         return bool(poller.poll(max(0.0, within_s) * 1000))
 
     def signal(self, signum: int) -> None:
-        """Send a signal; a child that has ended is left in peace."""
+        """Send a signal; do nothing if the child has ended."""
         if self.poll() is None:
             signal.pidfd_send_signal(self._pidfd, signum)
 
     def close(self) -> None:
-        """Give the pidfd back."""
+        """Close the pidfd."""
         os.close(self._pidfd)
 
 
 class PipedChild(Child):
-    """A child in a session of its own, with pipes of ours for its input and output; we never wait on one of them.
+    """A child in a new session with pipes for its input and output. No read or write on them blocks.
 
-    Made by :func:`start_piped` or :func:`fork_piped`.
+    Create it with :func:`start_piped` or :func:`fork_piped`.
     """
 
     def __init__(
@@ -169,19 +170,17 @@ class PipedChild(Child):
         return [pipe for pipe in (self.stdin, self.stdout, self.stderr) if pipe is not None]
 
     def kill_session(self) -> None:
-        """Kill it and what it started in its session, unless it has been waited for.
-
-        Its number cannot be another's meanwhile.
-        """
+        """Kill it and the processes of its session, unless it has been waited for."""
+        # Until then its pid cannot be reused.
         if self._exit is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)  # noqa: TID251
 
     def close(self) -> None:
-        """Give the pidfd and the pipes back."""
+        """Close the pidfd and the pipes."""
         super().close()
         for pipe in self._pipes():
-            with contextlib.suppress(OSError):  # what was written last, and nobody reads
+            with contextlib.suppress(OSError):  # the last data, which is never read
                 pipe.close()
 
 
@@ -192,13 +191,13 @@ def start_piped(
     directory: str | None = None,
     errors: IO[bytes] | None = None,
 ) -> PipedChild:
-    """Start a new program.
+    """Start a new program with pipes.
 
     Args:
         argv: its command line.
-        environ: its environment, ours unless given.
-        directory: where it runs, here unless given.
-        errors: a file for its standard error, which is a pipe like the others otherwise.
+        environ: its environment; that of this process unless given.
+        directory: its working directory; that of this process unless given.
+        errors: a file for its standard error; a pipe unless given.
     """
     process = subprocess.Popen(
         list(argv),
@@ -209,15 +208,15 @@ def start_piped(
         stderr=subprocess.PIPE if errors is None else errors,
         start_new_session=True,
     )
-    process.returncode = 0  # the pidfd waits for it from here on; Popen must not
+    process.returncode = 0  # only the pidfd waits for it; Popen must not
     return PipedChild(process.pid, stdin=process.stdin, stdout=process.stdout, stderr=process.stderr)
 
 
 def fork_piped(main: Callable[[], None], *, errors: IO[bytes]) -> PipedChild:
-    """Fork; the child has no descriptors but its pipes, so that it keeps those of no other child open.
+    """Fork a child that has no descriptors except its pipes, so that it keeps none of another child open.
 
     Args:
-        main: what the child does, see :func:`fork_child`.
+        main: main function of the child, see :func:`fork_child`.
         errors: a file for its standard error.
     """
     (its_input, stdin), (stdout, its_output) = os.pipe(), os.pipe()
@@ -235,14 +234,14 @@ def fork_piped(main: Callable[[], None], *, errors: IO[bytes]) -> PipedChild:
 
 
 def fork_child(main: Callable[[], None], *, new_session: bool = False, new_group: bool = False) -> Child:
-    """Fork; the child runs ``main`` and leaves by ``os._exit``, so that nothing of the parent runs twice.
+    """Fork; the child runs ``main`` and leaves by ``os._exit``, so that exit handlers of the parent do not run twice.
 
     Args:
-        main: returns for exit code 0; anything raised is printed and ends the child with code 70.
+        main: main function; a return means exit code 0. An exception is printed and ends the child with code 70.
         new_session: make the child a session leader, out of reach of the terminal's signals.
-        new_group: make it the leader of a process group, so that a signal to its group hits nobody else.
+        new_group: make it the leader of a process group, so that a signal to its group reaches no other process.
     """
-    # What is buffered now would otherwise be written once by each of the two processes.
+    # Buffered text would otherwise be written once by each of the two processes.
     flush_output()
     pid = _fork()
     if pid:
@@ -251,7 +250,7 @@ def fork_child(main: Callable[[], None], *, new_session: bool = False, new_group
 
 
 def fork_here() -> Child | None:
-    """Fork; None in the child, a session leader which goes on from here and has to leave by itself."""
+    """Fork; return None in the child, a session leader that continues from here and must exit explicitly."""
     flush_output()
     pid = _fork()
     if pid:
@@ -261,10 +260,9 @@ def fork_here() -> Child | None:
 
 
 def _fork() -> int:
-    """Fork, whatever threads there are: which of them matter has been decided before (``fork_hazard``).
-
-    From Python 3.12 on each is worth a warning, and where warnings are errors the fork is made and its parent raises.
-    """
+    """Fork regardless of other threads. ``fork_hazard`` has decided before whether any of them matters."""
+    # Python 3.12 and later warn about each (https://github.com/python/cpython/issues/100228). If warnings are errors,
+    # the fork is made and then its parent raises.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()  # noqa: TID251
@@ -274,7 +272,7 @@ def _fork() -> int:
 
 
 def leave_if_copy(code: int = 0) -> None:
-    """End this process if it is a copy, without a flush: what is buffered is the parent's, which writes it too."""
+    """End this process if it is a copy, without a flush: buffered text belongs to the parent, which writes it, too."""
     if is_copy():
         os._exit(code)
 
@@ -288,20 +286,21 @@ def _run_and_leave(main: Callable[[], None], *, new_session: bool, new_group: bo
             os.setpgid(0, 0)
         main()
         code = 0
-    except BaseException:  # noqa: BLE001  # the last line of a process: nothing may escape into the parent's stack
+    # last frame of this process: nothing may escape into the parent's stack
+    except BaseException:  # noqa: BLE001
         traceback.print_exc()
     finally:
         leave(code)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, after flushing; exit handlers belong to the parent."""
+    """Flush the output and end this process immediately. Exit handlers belong to the parent."""
     flush_output()
     os._exit(code)
 
 
 def flush_output() -> None:
-    """Flush both streams, as far as they are such: a test may have put anything in their place."""
+    """Flush both standard streams. A test may have replaced them with anything."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -319,22 +318,23 @@ def spawn_child(
     new_session: bool = False,
     new_group: bool = False,
 ) -> Child:
-    """Start a new program in this environment and more.
+    """Start a new program.
 
     Args:
         argv: its command line.
-        environ: its environment, ours unless given.
-        extra_env: what its environment has beside that.
+        environ: its environment; that of this process unless given.
+        extra_env: variables added to its environment.
         pass_fds: descriptors that it inherits.
-        stdout: a descriptor for what it prints, its errors too unless ``stderr`` is given; it reads nothing then.
+        stdout: a descriptor for its output, also for its errors unless ``stderr`` is given. Its input is empty then.
         stderr: a descriptor for its errors.
-        keep_stdin: let it read what we could read, although its output is taken.
+        keep_stdin: let it read this process's standard input although its output is redirected.
         new_session: make it a session leader, out of reach of the terminal's signals.
-        new_group: make it the leader of a process group, so that a signal to its group hits nobody else.
+        new_group: make it the leader of a process group, so that a signal to its group reaches no other process.
     """
     process = subprocess.Popen(
         list(argv),
-        env={**(os.environ if environ is None else environ), **(extra_env or {})},  # noqa: TID251  # handed on
+        # passed on
+        env={**(os.environ if environ is None else environ), **(extra_env or {})},  # noqa: TID251
         stdin=None if stdout is None or keep_stdin else subprocess.DEVNULL,
         stdout=stdout,
         stderr=stdout if stderr is None else stderr,
@@ -343,31 +343,31 @@ def spawn_child(
         process_group=0 if new_group else None,
     )
     child = Child(process.pid)
-    process.returncode = 0  # the pidfd waits for it from here on; Popen must not
+    process.returncode = 0  # only the pidfd waits for it; Popen must not
     return child
 
 
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it ended before the call took effect
+    if os.getppid() != parent_pid:  # the parent ended before the call took effect
         leave(128 + signal.SIGKILL)
 
 
 def adopt_orphans(*, enabled: bool = True) -> None:
-    """Make this process the one that orphaned descendants are handed to, instead of init."""
+    """Make this process adopt orphaned descendants, instead of init."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(enabled))
 
 
 def umask_now() -> int:
-    """What new files of this process are not allowed."""
-    mask = os.umask(0o077)  # no call only reads it
+    """Return the permissions that new files of this process do not get."""
+    mask = os.umask(0o077)  # no call reads it without setting it
     os.umask(mask)
     return mask
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Signal a process that is not held by a :class:`Child`; one that is gone is fine."""
+    """Signal a process that is not held by a :class:`Child`; do nothing if it has ended."""
     try:
         os.kill(pid, signum)  # noqa: TID251
     except ProcessLookupError:
@@ -377,7 +377,7 @@ def send_signal(pid: int, signum: int) -> None:
 def end_all(
     children: Sequence[Child], *, term_grace_s: float = 0.0, kill_limit_s: float = KILL_S
 ) -> tuple[Child, ...]:
-    """The kill ladder: TERM to all, a grace for all together, KILL to the rest; return what survived even that."""
+    """End all children: TERM to all, a common grace period, then KILL; return the survivors."""
     for child in children:
         child.signal(signal.SIGTERM)
     _wait_all(children, term_grace_s)
@@ -388,12 +388,12 @@ def end_all(
 
 
 def kill_overdue(living: Callable[[], Collection[int]], *, orderly_s: float, poll_s: float) -> None:
-    """Wait until processes that need not be children have ended, and kill those that have not after a while.
+    """Wait for processes that need not be children; kill those that have not ended after a grace period.
 
     Args:
-        living: pids of those that have not ended yet.
-        orderly_s: how long they have to end by themselves.
-        poll_s: how often they are looked at.
+        living: returns the pids of those that have not ended.
+        orderly_s: grace period, in seconds.
+        poll_s: polling interval, in seconds.
     """
     kill_at_s = monotonic() + orderly_s
     while (left := living()) and monotonic() < kill_at_s + KILL_S:
@@ -409,7 +409,7 @@ def _wait_all(children: Sequence[Child], limit_s: float) -> None:
 
 
 def signal_name(number: int) -> str:
-    """``SIGSEGV`` for 11; the bare number for one without a name."""
+    """Return ``SIGSEGV`` for 11; ``signal N`` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

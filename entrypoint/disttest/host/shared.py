@@ -1,7 +1,7 @@
-"""A directory that runs of several users share: files in it are opened by name, never through a link.
+"""A directory that runs of several users share. Files in it are opened by name, never through a link.
 
-Who may write there may do harm there, so all that others have put there is taken for what it can be at worst: a lock that
-is held, a note that keeps a GPU out of use. Nothing in it leads to a file elsewhere.
+Any user who can write there can misuse it. Files of other users therefore count as the worst that they can be: a
+lock that is held, or a note that keeps a GPU out of use. No file in it leads to a file elsewhere.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from disttest.errors import UsageError
 from disttest.safe_open import create_file, open_regular
 
 _MARK = ".writable"
-"""A directory without it holds other things than leases."""
+"""Marker file: a directory without it holds other things than leases."""
 _SHARED_DIRECTORY = 0o1777
-"""Runners may run as different users; the sticky bit keeps them from each other's files."""
+"""Runners may run as different users; the sticky bit protects their files from each other."""
 _SHARED_FILE = 0o666
 _MOST_READ = 1 << 16
 _LONGEST_TEXT = 300
 
 
 class SharedFolder:
-    """Files in a directory that users share, and nothing below it. Holds a descriptor while it lives."""
+    """Files directly in a directory that users share. It holds a descriptor while it lives."""
 
     def __init__(self, path: Path) -> None:
-        """Open the directory; it is made, for all users, if it is not there. One that is there stays as it is.
+        """Open the directory; create it for all users if it is missing. An existing one is not changed.
 
         Raises:
-            UsageError: it cannot be made or read, holds other things, or others could replace files of ours in it.
+            UsageError: it cannot be created or read, holds other things, or other users could replace this user's
+                files in it.
         """
         self._fd = -1
         self.path = path
@@ -50,7 +51,7 @@ class SharedFolder:
             raise refusal(path, wrong)
 
     def _foreign(self) -> str:
-        """What else the directory holds; an empty one becomes ours."""
+        """Return the name of a foreign file in the directory; an empty directory becomes a lease directory."""
         names = os.listdir(self._fd)  # noqa: PTH208 - by descriptor
         if not names:
             os.close(self.open(_MARK))
@@ -59,13 +60,13 @@ class SharedFolder:
         return ""
 
     def open(self, name: str) -> int:
-        """A descriptor of a file for reading and writing; the file is made, for all users, if it is not there.
+        """Open a file for reading and writing; create it for all users if it is missing.
 
-        Without O_CREAT first: in a sticky directory the kernel forbids that for another user's file
-        (fs.protected_regular).
+        It is opened without O_CREAT first: in a sticky directory the kernel forbids O_CREAT for a file of another
+        user (fs.protected_regular).
 
         Raises:
-            OSError: it cannot be opened, or is not a regular file with this name alone.
+            OSError: it cannot be opened, or is not a regular file with a single name.
         """
         with contextlib.suppress(FileNotFoundError):
             return self._open(name)
@@ -80,7 +81,7 @@ class SharedFolder:
         try:
             fd = open_regular(name, os.O_RDWR, at=self._fd)
         except PermissionError:
-            # Its maker died before it was everybody's; a lock needs no more than this.
+            # Its maker died before the file was made accessible to all users. Read access is sufficient for a lock.
             fd = open_regular(name, at=self._fd)
         if os.fstat(fd).st_nlink > 1:
             os.close(fd)
@@ -88,7 +89,7 @@ class SharedFolder:
         return fd
 
     def read(self, name: str) -> bytes:
-        """The first 64 KiB of a file.
+        """Read the first 64 KiB of a file.
 
         Raises:
             OSError: there is none, or it is not a regular file.
@@ -100,10 +101,10 @@ class SharedFolder:
             os.close(fd)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a file by rename: a reader sees all of it or none.
+        """Write a file and rename it, so that readers see all of it or nothing.
 
         Raises:
-            OSError: it cannot be written; PermissionError where the file is another user's.
+            OSError: it cannot be written; PermissionError if the file belongs to another user.
         """
         fresh = f".{secrets.token_hex(8)}.new"
         fd = create_file(fresh, mode=0o644, at=self._fd)
@@ -118,7 +119,7 @@ class SharedFolder:
             os.close(fd)
 
     def remove(self, name: str) -> bool:
-        """Remove a file; False where that is not allowed, since it is another user's."""
+        """Remove a file; return False if it belongs to another user."""
         try:
             os.unlink(name, dir_fd=self._fd)
         except FileNotFoundError:
@@ -128,7 +129,7 @@ class SharedFolder:
         return True
 
     def names(self, suffix: str) -> list[str]:
-        """Files whose names end so, in order."""
+        """Return the sorted names of files with this suffix."""
         names = os.listdir(self._fd)  # noqa: PTH208 - by descriptor
         return sorted(name for name in names if name.endswith(suffix))
 
@@ -138,12 +139,12 @@ class SharedFolder:
 
 
 def plain_text(text: str) -> str:
-    """What another user has written, as it may be shown: one line of bounded length, no control characters."""
+    """Return another user's text in a safe form: one line of limited length, without control characters."""
     return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_TEXT])
 
 
 def refusal(path: Path, reason: str | None) -> UsageError:
-    """The error of a lease directory that cannot be used."""
+    """Return the error for a lease directory that cannot be used."""
     return UsageError(
         f"the lease directory {path} cannot be used: {reason}. "
         "Give one for leases alone that all runners of this host may write to, with --lease-dir (chmod 1777)."
@@ -151,7 +152,8 @@ def refusal(path: Path, reason: str | None) -> UsageError:
 
 
 def _make(path: Path) -> None:
-    """Make the directory beside its place and move it there whole, so that nobody sees it half made."""
+    """Create the directory under a temporary name and rename it, so that no process sees it incomplete."""
+    # A directory that exists keeps its mode: ``--lease-dir $HOME`` must not open a home directory to all users.
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(parents=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -162,12 +164,12 @@ def _make(path: Path) -> None:
         fresh.rename(path)
     except OSError:
         shutil.rmtree(fresh, ignore_errors=True)
-        if not path.is_dir():  # else another run was faster
+        if not path.is_dir():  # otherwise another run was faster
             raise
 
 
 def _wrong_with(found: os.stat_result) -> str:
-    """Why locks in a directory would not hold; empty when they do."""
+    """Return why locks in a directory would not be reliable; empty if they are."""
     if found.st_mode & stat.S_ISVTX:
         return ""
     if found.st_mode & stat.S_IWOTH:

@@ -1,4 +1,4 @@
-"""The oldest versions of what we run on, as ``pyproject.toml`` has them for whoever installs with pip."""
+"""The oldest supported versions of dependencies, as ``pyproject.toml`` states them for pip."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version
 
+# pytest 8.3 is excluded: it adds hooks for each phase of a test, which every comparison of changed state would have
+# to know.
 OLDEST = {"torch": "2.9", "pytest": "8.4"}
 
 
 def too_old(version_of: Callable[[str], str] = version) -> str:
-    """What is installed and older than that, in a sentence; empty if nothing is.
+    """Return a sentence about an installed version that is too old; empty if there is none.
 
     Args:
-        version_of: tells a distribution's version, or raises PackageNotFoundError.
+        version_of: returns a distribution's version, or raises PackageNotFoundError.
     """
     for name, oldest in OLDEST.items():
         try:
             found = version_of(name)
-        except PackageNotFoundError:  # an ordinary project without torch
+        except PackageNotFoundError:  # a project without torch
             continue
         if Version(found).release < Version(oldest).release:
             return f"{name} {found} is older than disttest runs with: install {name} {oldest} or later"

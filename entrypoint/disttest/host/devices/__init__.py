@@ -1,4 +1,4 @@
-"""Which devices this machine has: :func:`detect_machine` answers, and never imports torch."""
+"""The devices of this machine. :func:`detect_machine` finds them and never imports torch."""
 
 from disttest.host.devices.detect import detect_machine
 from disttest.host.devices.machine import Gpu, Machine

@@ -1,6 +1,6 @@
-"""Processors, memory and limits, as the kernel grants them to this process (cgroup v1 and v2).
+"""Processors, memory and limits that the kernel grants to this process (cgroup v1 and v2).
 
-Everything is read from files below ``root``, which is ``/`` but for tests.
+Everything is read from files below ``root``, which is ``/`` except in tests.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from disttest.host.devices.machine import CpuShare, Fabric, Limits
 from disttest.model import Frozen
 
 _UNLIMITED = 1 << 60
-"""cgroup v1 says "no limit" with the largest number of whole pages, which depends on the page size."""
+"""Threshold for "unlimited": cgroup v1 writes the largest number of whole pages, which depends on the page size."""
 
 _AMAZON = "0x1d0f"
 """PCI vendor of EFA devices."""
 
 
 class CgroupMount(Frozen):
-    """A mounted cgroup hierarchy and where this process sits in it."""
+    """A mounted cgroup hierarchy, and the group of this process in it."""
 
     version: int
     controllers: tuple[str, ...]
     top: Path
     """Mount point, below ``root``."""
     place: Path
-    """Folder of this process's group; the mount point where that folder is not visible."""
+    """Folder of this process's group; the mount point if that folder is not visible."""
 
     def files(self, name: str) -> Iterator[str]:
-        """Content of a file in this group and in all groups above it: each of them limits."""
+        """Yield the content of a file in this group and in all groups above it. Each group is a limit."""
         folder = self.place
         while True:
             text = read_text(folder / name)
@@ -43,7 +43,7 @@ class CgroupMount(Frozen):
 
 
 def read_text(path: Path) -> str:
-    """Content of a small file, stripped; empty where it cannot be read."""
+    """Return the content of a small file, stripped; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -51,7 +51,7 @@ def read_text(path: Path) -> str:
 
 
 def detect_cgroups(root: Path = Path("/")) -> tuple[CgroupMount, ...]:
-    """The cgroup hierarchies that this process sees."""
+    """Return the cgroup hierarchies that are visible to this process."""
     places = _places(read_text(root / "proc/self/cgroup"))
     mounts = []
     for line in read_text(root / "proc/self/mountinfo").splitlines():
@@ -62,7 +62,7 @@ def detect_cgroups(root: Path = Path("/")) -> tuple[CgroupMount, ...]:
 
 
 def _places(text: str) -> dict[str, str]:
-    """Controller -> path of this process's group; the controller of v2 is the empty word."""
+    """Return controllers, mapped to the path of this process's group. The controller of v2 is the empty string."""
     places: dict[str, str] = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -71,7 +71,7 @@ def _places(text: str) -> dict[str, str]:
 
 
 def _parse_mount(line: str, places: dict[str, str], root: Path) -> CgroupMount | None:
-    # 36 35 0:33 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+    # Format: 36 35 0:33 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
     before, _, after = line.partition(" - ")
     fields, kinds = before.split(), after.split()
     if len(fields) < 5 or not kinds or kinds[0] not in ("cgroup", "cgroup2"):
@@ -89,7 +89,7 @@ def _parse_mount(line: str, places: dict[str, str], root: Path) -> CgroupMount |
 
 
 def _place(top: Path, mounted: PurePosixPath, path: str) -> Path:
-    """Where a group lies below the mount point, if the mount shows it at all."""
+    """Return the folder of a group below the mount point, or the mount point if the mount does not show the group."""
     group = PurePosixPath(path)
     if ".." in group.parts:
         return top
@@ -99,7 +99,7 @@ def _place(top: Path, mounted: PurePosixPath, path: str) -> Path:
 
 
 def cgroup_version(mounts: tuple[CgroupMount, ...]) -> str:
-    """``v1``, ``v2``, ``hybrid`` or empty."""
+    """Return ``v1``, ``v2``, ``hybrid`` or an empty string."""
     versions = {mount.version for mount in mounts}
     return {frozenset({1}): "v1", frozenset({2}): "v2", frozenset({1, 2}): "hybrid"}.get(
         frozenset(versions), ""
@@ -107,7 +107,7 @@ def cgroup_version(mounts: tuple[CgroupMount, ...]) -> str:
 
 
 def detect_cpu(mounts: tuple[CgroupMount, ...]) -> CpuShare:
-    """Processors granted by affinity and quota."""
+    """Read the processors granted by affinity and quota."""
     quotas = [quota for mount in mounts for quota in _quotas(mount)]
     return CpuShare(
         online=os.cpu_count() or 1,
@@ -138,7 +138,7 @@ def _number(word: str) -> int | None:
 
 
 def detect_limits(mounts: tuple[CgroupMount, ...], root: Path = Path("/")) -> Limits:
-    """Memory, shared memory and resource limits."""
+    """Read the limits of memory, shared memory and other resources."""
     total = _memory_total(root)
     shm_size, shm_used = _shm(root / "dev/shm")
     return Limits(
@@ -181,7 +181,7 @@ def _rlimit(which: int) -> int | None:
 
 
 def detect_fabrics(root: Path = Path("/")) -> tuple[Fabric, ...]:
-    """RDMA devices: InfiniBand, RoCE and Amazon's EFA."""
+    """List the RDMA devices: InfiniBand, RoCE and Amazon's EFA."""
     folder = root / "sys/class/infiniband"
     if not folder.is_dir():
         return ()
@@ -194,5 +194,5 @@ def _fabric(device: Path) -> Fabric:
         kind = "efa"
     else:
         kind = "roce" if read_text(port / "link_layer") == "Ethernet" else "infiniband"
-    # The state reads like "4: ACTIVE".
+    # The state has the form "4: ACTIVE".
     return Fabric(name=device.name, kind=kind, state=read_text(port / "state").partition(": ")[2])

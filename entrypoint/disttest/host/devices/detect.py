@@ -1,4 +1,4 @@
-"""Puts the machine together: the CPU from the kernel, the GPUs from a probe that cannot hang us."""
+"""Detection of the machine: the CPU from the kernel, the GPUs from a probe in a bounded child."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from disttest.limits import DRIVER_STALL_S, DRIVER_TOTAL_S
 LIBRARY = "libnvidia-ml.so.1"
 
 _NOT_THERE = {9, 12}
-"""NVML_ERROR_DRIVER_NOT_LOADED and NVML_ERROR_LIBRARY_NOT_FOUND: a machine without GPUs may say so."""
+"""NVML_ERROR_DRIVER_NOT_LOADED and NVML_ERROR_LIBRARY_NOT_FOUND: normal on a machine without GPUs."""
 
 _LIBRARY_FOLDERS = (
     "usr/lib/x86_64-linux-gnu",
@@ -46,16 +46,16 @@ def detect_machine(
     timeout_s: float = DRIVER_TOTAL_S,
     stall_s: float = DRIVER_STALL_S,
 ) -> Machine:
-    """What this machine offers to this process. No GPU, no driver and no NVML are ordinary answers.
+    """Detect the devices and limits of this process. No GPU, no driver and no NVML are ordinary results.
 
     Args:
         library: path of the NVML library; found by the dynamic linker unless given.
-        root: where ``/proc``, ``/sys`` and ``/dev`` are.
-        timeout_s: bound on all questions to the driver together.
-        stall_s: bound on one answer of the driver; the GPU that takes longer is named as broken. The first
-            call on GPUs without persistence mode takes some seconds each.
+        root: directory with ``/proc``, ``/sys`` and ``/dev``.
+        timeout_s: limit of all questions to the driver together.
+        stall_s: limit of one answer of the driver. A GPU that takes longer is reported as broken. The first call on
+            GPUs without persistence mode takes some seconds each.
 
-    Never raises for the state of the machine.
+    It never raises because of the state of the machine.
     """
     mounts = detect_cgroups(root)
     nodes = device_nodes(root)
@@ -68,7 +68,7 @@ def detect_machine(
     return Machine(
         cpu=detect_cpu(mounts),
         limits=detect_limits(mounts, root),
-        # What a test module has put on a GPU at import is this run's own.
+        # Memory that a test module allocated on a GPU at import belongs to this run.
         gpus=tuple(used_by_others(gpu, os.getpid()) for gpu in gpus),
         driver=probed.driver.driver or kernel_driver(root),
         cuda_driver=probed.driver.cuda,
@@ -81,20 +81,20 @@ def detect_machine(
 
 
 def _gpus_of_torch(facts: TorchFacts) -> tuple[Gpu, ...]:
-    """GPUs of another vendor (ROCm), which only torch can be asked about: their names, and no more."""
+    """Describe GPUs of another vendor (ROCm) by name only. Only torch can be asked about them."""
     return tuple(
         Gpu(index=index, name=name, device=facts.device_type) for index, name in enumerate(facts.devices)
     )
 
 
 def device_nodes(root: Path = Path("/")) -> tuple[str, ...]:
-    """The device files of GPUs that this container was given."""
+    """List the device files of GPUs that are visible in this container."""
     found = sorted(root.glob("dev/nvidia*")) + sorted(root.glob("dev/dxg"))
     return tuple("/" + str(path.relative_to(root)) for path in found)
 
 
 def has_library(root: Path = Path("/")) -> bool:
-    """Whether the dynamic linker could find NVML, without loading it."""
+    """Return whether the dynamic linker could find NVML, without loading it."""
     if any((root / folder / LIBRARY).exists() for folder in _LIBRARY_FOLDERS):
         return True
     try:
@@ -104,16 +104,14 @@ def has_library(root: Path = Path("/")) -> bool:
 
 
 def kernel_driver(root: Path = Path("/")) -> str:
-    """Version of the loaded kernel module, empty where none is loaded.
-
-    NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
-    """
+    """Return the version of the loaded kernel module; empty if none is loaded."""
+    # Format: NVRM version: NVIDIA UNIX x86_64 Kernel Module 550.54.15 Tue Mar 5 22:23:56 UTC 2024
     first, *_ = read_text(root / "proc/driver/nvidia/version").splitlines() or [""]
     return next((word for word in first.split() if word[0].isdigit() and "." in word), "")
 
 
 class _Probed:
-    """Collects what one or more runs of the probe said; lives only inside :func:`detect_machine`."""
+    """The results of one or more runs of the probe, during :func:`detect_machine`."""
 
     def __init__(self) -> None:
         self.driver = Driver(gpus=0)
@@ -125,8 +123,10 @@ class _Probed:
         self.done = False
         self.broken = ""
 
+    # The probe names each GPU before it asks about it. After a hang or crash the GPU is known, and the others are
+    # asked again.
     def hear(self, line: bytes) -> None:
-        """Take one message; a line that is none is the driver's chatter."""
+        """Handle one message. A line that is no message is output of the driver and is ignored."""
         try:
             message = _decoder.decode(line)
         except msgspec.DecodeError:
@@ -146,7 +146,7 @@ class _Probed:
                 self.done = True
 
     def blame(self, ended: Ended) -> bool:
-        """Note whom the probe's end accuses; whether it is worth asking the others."""
+        """Blame the GPU that was being asked when the probe ended; return whether asking the others makes sense."""
         if self.last.gpu is None:
             self.broken = f"{self.last.what}: the NVML probe {ended}"
             return False
@@ -200,10 +200,8 @@ def _probe(library: str, *, timeout_s: float, stall_s: float) -> _Probed:
 
 
 def _identities(root: Path) -> list[dict[str, str]]:
-    """UUID, bus and name of each GPU as the kernel module shows them, in the order of the bus.
-
-    This is how a GPU that no longer answers can still be named.
-    """
+    """Read UUID, bus and name of each GPU from the kernel module, in the order of the bus."""
+    # A GPU that no longer answers can still be named that way.
     folder = root / "proc/driver/nvidia/gpus"
     names = {"GPU UUID": "uuid", "Bus Location": "bus_id", "Model": "name"}
     found = []

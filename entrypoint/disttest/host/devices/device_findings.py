@@ -1,4 +1,4 @@
-"""Judges a machine as it was detected: one finding for each device and check. Pure."""
+"""Findings about a detected machine: one for each device and check. Pure."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _GIB = 1 << 30
 
 
 class Grade(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """Tests run, but slower or not all of them."""
+    """Tests run, but slower, or not all of them."""
     BROKEN = "broken"
-    """Not to be used."""
+    """The device must not be used."""
 
 
 class DeviceFinding(Frozen):
-    """What one check of one device came to."""
+    """The result of one check of one device."""
 
     device: str
-    """``machine``, ``GPU 3 (uuid, bus id)``, or the two of a pair."""
+    """``machine``, ``GPU 3 (uuid, bus id)``, or both GPUs of a pair."""
     check: str
     grade: Grade = Grade.OK
     message: str = ""
-    """One line: what was found."""
+    """The observation, in one line."""
     advice: Advice | None = None
     duration_s: float = 0.0
 
 
 def judge_machine(machine: Machine, torch: TorchFacts) -> tuple[DeviceFinding, ...]:
-    """Everything that can be said without work on the devices."""
+    """Run all checks that need no work on the devices."""
     findings = [check(machine, torch) for check in _MACHINE_CHECKS]
     for gpu in machine.gpus:
         findings += judge_gpu(gpu, torch)
@@ -48,12 +48,12 @@ def judge_machine(machine: Machine, torch: TorchFacts) -> tuple[DeviceFinding, .
 
 
 def torch_refusal(machine: Machine, torch: TorchFacts, *, needed: int) -> str:
-    """Why torch cannot use the GPUs that a run holds, with what to do; empty where it can.
+    """Return why torch cannot use the GPUs of a run, with advice; empty if it can.
 
     Args:
         machine: the machine, for its driver.
-        torch: what it says, asked with these GPUs visible.
-        needed: how many devices it has to see.
+        torch: torch's answers, with these GPUs visible.
+        needed: number of devices that torch must see.
     """
     built, serves = _built(torch), _serves(machine)
     if torch.device_type == "cpu" and torch.version:
@@ -72,7 +72,7 @@ def torch_refusal(machine: Machine, torch: TorchFacts, *, needed: int) -> str:
 
 
 def driver_too_old(machine: Machine, cuda: str, built: str = "") -> str:
-    """Why the driver cannot run a torch built for that CUDA, with what to do; empty where it can."""
+    """Return why the driver cannot run a torch built for that CUDA version, with advice; empty if it can."""
     if not _is_newer(cuda, machine):
         return ""
     built = built or f"the installed torch was built for CUDA {cuda}"
@@ -99,7 +99,7 @@ def _is_newer(cuda: str, machine: Machine) -> bool:
 
 
 def judge_gpu(gpu: Gpu, torch: TorchFacts) -> Iterator[DeviceFinding]:
-    """Everything that NVML tells of one GPU; of one that does not answer, only that."""
+    """Run all checks of one GPU by NVML's data. For a GPU that does not answer, only that is reported."""
     if gpu.fault:
         yield _broken(gpu.label, "answers", gpu.fault, "gpu-lost")
         return
@@ -112,7 +112,8 @@ def judge_gpu(gpu: Gpu, torch: TorchFacts) -> Iterator[DeviceFinding]:
 
 
 def _broken(device: str, check: str, message: str, slug: str) -> DeviceFinding:
-    """A message that the table knows gets its own advice, any other that of the check."""
+    """Create a finding of a broken device."""
+    # A message known to the table gets its own advice, any other that of the check.
     advice = MACHINE_ADVICE.find(message) or MACHINE_ADVICE.of(slug)
     return DeviceFinding(device=device, check=check, grade=Grade.BROKEN, message=message, advice=advice)
 
@@ -124,7 +125,7 @@ def _warn(device: str, check: str, message: str, slug: str) -> DeviceFinding:
 
 
 def _gpus(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
-    """NVML answers and shows what the container was given."""
+    """Check that NVML answers and shows the GPUs that the container was given."""
     if machine.nvml_error:
         return _broken("machine", "nvml", machine.nvml_error, "nvml-lost")
     has_gpu_nodes = any(node.removeprefix("/dev/nvidia").isdigit() for node in machine.device_nodes)
@@ -142,7 +143,7 @@ def _gpus(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
 
 
 def _torch(machine: Machine, torch: TorchFacts) -> DeviceFinding:
-    """torch is there, and what it was built for is what the machine has."""
+    """Check that torch is installed and was built for this machine."""
     if not torch.version:
         return _broken("machine", "torch", torch.error or "torch is not installed", "torch-unusable")
     built = f"torch {torch.version}"
@@ -188,7 +189,7 @@ def _memory(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
 
 
 def _shm(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
-    """NCCL and data loaders need shared memory; 64 MiB is what a container engine gives."""
+    """Check shared memory, which NCCL and data loaders need. Container engines give 64 MiB by default."""
     size, used = machine.limits.shm_size, machine.limits.shm_used
     text = f"shared memory has {size // _MIB} MiB, {used // _MIB} MiB of them used"
     if size - used < 256 * _MIB:
@@ -273,7 +274,7 @@ def _clocks(gpu: Gpu) -> DeviceFinding:
 
 
 def _pcie(gpu: Gpu) -> DeviceFinding:
-    """The width only: an idle link lowers its generation to save power."""
+    """Check the width of the PCIe link. The generation is ignored: an idle link lowers it to save power."""
     if 0 < gpu.pcie_width < gpu.pcie_max_width:
         message = f"PCIe runs at x{gpu.pcie_width} instead of x{gpu.pcie_max_width}"
         return _warn(gpu.label, "pcie", message, "slow-gpu")
@@ -302,7 +303,7 @@ _GPU_CHECKS: tuple[Callable[[Gpu], DeviceFinding], ...] = (_ecc, _mode, _mig, _c
 
 
 def _kernels(gpu: Gpu, torch: TorchFacts) -> DeviceFinding:
-    """torch has kernels for this GPU: of its major version and not newer, or PTX to compile them from."""
+    """Check that torch has kernels for this GPU: of its major version and not newer, or PTX to compile them from."""
     wanted = _capability(gpu.compute_capability.replace(".", ""))
     names = [name.partition("_") for name in torch.architectures]
     binary = {_capability(number) for kind, _, number in names if kind == "sm"}
@@ -316,6 +317,6 @@ def _kernels(gpu: Gpu, torch: TorchFacts) -> DeviceFinding:
 
 
 def _capability(number: str) -> int:
-    """90 for "90" and "90a"; 0 for what is no CUDA architecture."""
+    """Parse an architecture: 90 for "90" and "90a"; 0 if it is no CUDA architecture."""
     digits = number.rstrip("af")
     return int(digits) if digits.isdigit() else 0

@@ -1,7 +1,7 @@
-"""What a machine offers, as frozen data: GPUs as NVML tells them, CPU and memory as the cgroup grants them.
+"""The resources of a machine as frozen data: GPUs as NVML describes them, CPU and memory as the cgroup grants them.
 
-Sizes are in bytes. Whatever could not be asked is at its default; why it could not is in ``fault`` (one
-GPU) or ``nvml_error`` (the machine).
+Sizes are in bytes. Values that could not be read keep their defaults; ``fault`` (one GPU) or ``nvml_error`` (the
+machine) gives the reason.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ class GpuProcess(Frozen):
     """A process that holds memory of a GPU."""
 
     pid: int
-    """As NVML tells it: in a container without the host's process ids it may be a foreign number."""
+    """Pid as NVML reports it. In a container with its own pid namespace it may be a number of the host."""
     memory: int = 0
     name: str = ""
     computes: bool = True
-    """False for a desktop's process that only draws, and for an MPS server: neither makes a GPU busy by itself."""
+    """False for a desktop's process that only draws, and for an MPS server. Neither alone makes a GPU busy."""
 
 
 class MigSlice(Frozen):
-    """A GPU instance of a GPU in MIG mode, which CUDA treats as a device of its own."""
+    """A GPU instance of a GPU in MIG mode. CUDA treats it as a separate device."""
 
     uuid: str
     number: int = 0
-    """Its place among the slices of its GPU."""
+    """Index among the slices of its GPU."""
     name: str = ""
     memory_total: int = 0
     memory_used: int = 0
     processes: tuple[GpuProcess, ...] = ()
-    """Those that hold memory of this slice; none where the driver does not tell of slices."""
+    """Processes that hold memory of this slice; empty if the driver does not report slices."""
 
 
 class Peer(Frozen):
-    """How a GPU reaches another one."""
+    """The connection from a GPU to another one."""
 
     index: int
     """Index of the other GPU."""
     nvlinks: int = 0
-    """Active NVLink connections between the two (through a switch: all of the GPU's active links)."""
+    """Number of active NVLink connections between the two (through a switch: all of the GPU's active links)."""
     path: str = ""
     """Nearest common ancestor on PCIe: internal, single, multiple, hostbridge, node or system."""
 
 
 class Gpu(Frozen):
-    """A GPU as its driver tells of it; what the driver does not say keeps its default."""
+    """A GPU as its driver describes it. Unknown values keep their defaults."""
 
     index: int
-    """NVML's index: by PCI bus, which is CUDA's order under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``."""
+    """NVML's index, in order of the PCI bus, which is CUDA's order under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``."""
     uuid: str = ""
     name: str = ""
     device: str = "cuda"
@@ -80,7 +80,7 @@ class Gpu(Frozen):
     remap_failed: bool = False
     retired_pages_pending: bool = False
     throttle: tuple[str, ...] = ()
-    """Reasons for which clocks are held down now; idling is not one."""
+    """Reasons for which clocks are reduced now; idling is not one."""
     temperature_c: int | None = None
     persistence: bool | None = None
     compute_mode: str = ""
@@ -94,37 +94,38 @@ class Gpu(Frozen):
     peers: tuple[Peer, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     fault: str = ""
-    """NVML's word when the GPU cannot be used: lost, hangs, needs a reset. Empty for a usable one."""
+    """NVML's reason why the GPU cannot be used: lost, hangs, needs a reset. Empty for a usable one."""
     only_slice: str = ""
-    """UUID of the MIG slice where memory and processes are those of that slice; see :func:`part_for`."""
+    """UUID of a MIG slice if memory and processes are those of that slice; see :func:`part_for`."""
 
     @property
     def label(self) -> str:
-        """How messages name it: ``GPU 3 (GPU-8f2e…, 00000000:1A:00.0)``."""
+        """Name of the GPU in messages: ``GPU 3 (GPU-8f2e…, 00000000:1A:00.0)``."""
         known = ", ".join(part for part in (self.uuid, self.bus_id) if part)
         whole = f"GPU {self.index} ({known})" if known else f"GPU {self.index}"
         return f"MIG slice {self.only_slice} of {whole}" if self.only_slice else whole
 
 
 class CpuShare(Frozen):
-    """Processors, as affinity and the cgroup grant them to this process."""
+    """Processors that affinity and the cgroup grant to this process."""
 
     online: int
     """Logical processors of the host."""
     affinity: int
-    """Those that this process may run on (``taskset`` and cpusets)."""
+    """Number of processors that this process may run on (``taskset`` and cpusets)."""
     quota: float | None = None
-    """Processors' worth of time per period that the cgroup grants; None where it sets no limit."""
+    """Processors' worth of time per period that the cgroup grants; None without a limit."""
 
     @property
     def granted(self) -> int:
-        """Whole processors that can be kept busy at once, at least one."""
+        """Number of whole processors that can be kept busy at the same time, at least one."""
+        # Rounded down: with half a processor more than granted, every rank waits for its turn.
         limit = self.affinity if self.quota is None else min(self.affinity, int(self.quota))
         return max(1, limit)
 
 
 class Limits(Frozen):
-    """Memory and other limits of this process; None is unlimited."""
+    """Memory and other limits of this process; None means unlimited."""
 
     memory: int
     """The smaller of the machine's memory and the cgroup's limit."""
@@ -156,12 +157,12 @@ class Machine(Frozen):
     """Newest CUDA version that the driver serves."""
     nvml: str = ""
     nvml_error: str = ""
-    """Why NVML cannot be asked; empty where it answered, and where there is nothing to ask."""
+    """Reason why NVML cannot be asked; empty if it answered or there is nothing to ask."""
     device_nodes: tuple[str, ...] = ()
-    """``/dev/nvidia*`` that this container sees."""
+    """``/dev/nvidia*`` that are visible in this container."""
     fabrics: tuple[Fabric, ...] = ()
     cgroup: str = ""
-    """``v1``, ``v2``, ``hybrid``, or empty where none is mounted."""
+    """``v1``, ``v2``, ``hybrid``, or empty if none is mounted."""
 
     @property
     def cpus(self) -> int:
@@ -170,29 +171,27 @@ class Machine(Frozen):
 
     @property
     def usable_gpus(self) -> tuple[Gpu, ...]:
-        """Those that NVML does not declare broken."""
+        """The GPUs that NVML does not report as broken."""
         return tuple(gpu for gpu in self.gpus if not gpu.fault)
 
     def slots(self, device: str, limit: int | None = None) -> tuple[Slot, ...]:
-        """The slots of a kind, as torch names it (``cpu``, ``cuda``), the first ``limit`` of them."""
+        """Return the first ``limit`` slots of a device type of torch (``cpu``, ``cuda``)."""
         if device == "cpu":
             return self._cpu_slots(self.cpus if limit is None else limit)
         return tuple(slot for slot in self.gpu_slots() if slot.device == device)[:limit]
 
     def _cpu_slots(self, count: int) -> tuple[Slot, ...]:
-        # A share of the CPU is a figure of speech: who asks for more slots than processors gets them.
+        # CPU slots are not tied to processors: a request for more slots than processors is granted.
         return tuple(Slot(name=f"cpu:{index}", index=index) for index in range(count))
 
     def gpu_slots(self) -> tuple[Slot, ...]:
-        """Those of all usable GPUs, whatever their kind."""
+        """Return the slots of all usable GPUs, of any type."""
         groups = group_gpus(self.gpus)
         return tuple(slot for gpu in self.usable_gpus for slot in slots_of(gpu, groups[gpu.index]))
 
     def restricted_to(self, visible: str) -> Machine:
-        """This machine with only the GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names, in its order.
-
-        As in CUDA, the list ends at the first entry that names no GPU.
-        """
+        """Return this machine with only the GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names, in its order."""
+        # As in CUDA, the list ends at the first entry that names no GPU.
         chosen: list[Gpu] = []
         for entry in (part.strip() for part in visible.split(",")):
             gpu = next((named for gpu in self.gpus if (named := _named(entry, gpu))), None)
@@ -202,7 +201,7 @@ class Machine(Frozen):
         return msgspec.structs.replace(self, gpus=_one_of_each(chosen))
 
     def hardware(self) -> Hardware:
-        """The machine as far as a report needs it."""
+        """Return the part of the machine's data that reports show."""
         return Hardware(
             cpus=self.cpus,
             gpus=tuple(gpu.name for gpu in self.gpus),
@@ -218,7 +217,7 @@ class Machine(Frozen):
 
 
 def slots_of(gpu: Gpu, group: str = "") -> tuple[Slot, ...]:
-    """The slots that a GPU offers: itself, or in MIG mode its slices."""
+    """Return the slots of a GPU: the GPU, or its slices in MIG mode."""
     if not gpu.mig_enabled:
         return (
             Slot(name=f"gpu:{gpu.index}", device=gpu.device, index=gpu.index, uuid=gpu.uuid, group=group),
@@ -236,12 +235,12 @@ def slots_of(gpu: Gpu, group: str = "") -> tuple[Slot, ...]:
 
 
 def is_slice(slot: Slot) -> bool:
-    """Whether a slot is a MIG slice, which has no peers and which NCCL refuses."""
+    """Return whether a slot is a MIG slice. A slice has no peers, and NCCL refuses it."""
     return slot.device != "cpu" and "." in slot.name
 
 
 def used_by_others(gpu: Gpu, pid: int) -> Gpu:
-    """A GPU as it would be without what one process holds there, and on its slices."""
+    """Return a GPU without the memory and processes that one process holds on it and on its slices."""
     own = [process for process in gpu.processes if process.pid == pid]
     if not own and not gpu.slices:
         return gpu
@@ -263,7 +262,9 @@ def _slice_of_others(part: MigSlice, pid: int) -> MigSlice:
 
 
 def part_for(slot: Slot, gpu: Gpu) -> Gpu:
-    """A GPU as far as a slot of it reaches: of a MIG slice, what the driver tells of that slice alone."""
+    """Return the part of a GPU that a slot covers. For a MIG slice, memory and processes are those of the slice."""
+    # NVML answers both for the handle of a slice. Where it refuses the list of processes, memory that stays in use
+    # shows them.
     if not is_slice(slot) or gpu.fault:
         return gpu
     found = next((part for part in gpu.slices if part.uuid == slot.uuid), None)
@@ -284,10 +285,10 @@ _NEAR = ("internal", "single", "multiple", "hostbridge", "node")
 
 
 def group_gpus(gpus: Sequence[Gpu]) -> dict[int, str]:
-    """Index -> name of the group of GPUs that are near each other.
-
-    Those that reach each other by NVLink; where there is none at all, those behind one processor.
-    """
+    """Return the index of each GPU, mapped to the name of its group of near GPUs."""
+    # Near are GPUs that reach each other by NVLink; without any NVLink, those behind one processor.
+    # Named sets instead of a matrix of distances: NVLink islands, NUMA nodes and bridges are sets, and a choice by
+    # sets takes microseconds with 512 GPUs.
     linked = any(peer.nvlinks for gpu in gpus for peer in gpu.peers)
     groups: dict[int, str] = {}
     for gpu in gpus:
@@ -310,7 +311,7 @@ def _reach(start: Gpu, gpus: Sequence[Gpu], *, linked: bool) -> set[int]:
 
 
 def installed_torch() -> str:
-    """Version of the installed torch, without importing it; empty where there is none."""
+    """Return the version of the installed torch without importing it; empty if there is none."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -318,7 +319,7 @@ def installed_torch() -> str:
 
 
 def _named(entry: str, gpu: Gpu) -> Gpu | None:
-    """The GPU as far as an entry names it: of a slice, the GPU with that slice alone."""
+    """Return the part of a GPU that an entry names. For a slice, the GPU has that slice alone."""
     if entry.isdigit():
         return gpu if int(entry) == gpu.index else None
     if entry.startswith("GPU-"):
@@ -328,7 +329,7 @@ def _named(entry: str, gpu: Gpu) -> Gpu | None:
 
 
 def _one_of_each(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Several slices of one GPU are that GPU once, with these slices."""
+    """Join several entries for slices of one GPU into one GPU with these slices."""
     merged: dict[int, Gpu] = {}
     for gpu in gpus:
         known = merged.get(gpu.index)
@@ -338,6 +339,6 @@ def _one_of_each(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 
 
 def operating_system() -> str:
-    """Kernel, architecture and C library in the words of ``platform.platform()``, which starts a program to find them out."""
+    """Return the result of ``platform.platform()`` without starting a program."""
     kernel, library = os.uname(), "".join(platform.libc_ver())
     return "-".join([kernel.sysname, kernel.release, kernel.machine, *(["with", library] if library else [])])

@@ -20,9 +20,9 @@ from disttest.limits import MPS_ANSWER_S, MPS_POLL_S, MPS_START_S
 CONTROL = "nvidia-cuda-mps-control"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
-_USUAL_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - where MPS looks if the variable is not set
+_USUAL_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - MPS's default
 _LONGEST_PIPE = 90
-"""Bytes of a folder's name: MPS makes Unix sockets there, whose paths have 107 at most."""
+"""Length of a folder's path in bytes. MPS creates Unix sockets there, whose paths have 107 bytes at most."""
 
 
 class MpsDaemon:
@@ -33,7 +33,7 @@ class MpsDaemon:
     """
 
     def __init__(self, folder: Path, *, binary: str | None = None) -> None:
-        """Prepare; nothing is started.
+        """Prepare the daemon without starting it.
 
         Args:
             folder: an empty or missing folder for the daemon's pipes and logs.
@@ -45,7 +45,7 @@ class MpsDaemon:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which a process becomes a client of this daemon."""
+        """Variables that make a process a client of this daemon."""
         return {PIPE_VARIABLE: str(self._folder / "pipe"), LOG_VARIABLE: str(self._folder / "log")}
 
     @property
@@ -57,7 +57,7 @@ class MpsDaemon:
         """Start the daemon and wait until it answers.
 
         Returns:
-            Why there is none; empty if it answers.
+            The reason why it does not run; empty if it answers.
         """
         if not self._binary:
             return f"{CONTROL} is not on PATH"
@@ -80,11 +80,9 @@ class MpsDaemon:
         return f"{CONTROL} {how}: {_last_line(log / 'daemon.log') or 'it printed nothing'}"
 
     def end(self) -> None:
-        """Ask the daemon to quit, kill it if it does not, and wait until its server has left the GPU too.
-
-        A server that still ends keeps new clients from the GPU, those of another daemon as well
-        (``cudaErrorDevicesUnavailable``, seen on an H200).
-        """
+        """Ask the daemon to quit, kill it if it does not, and wait until its server has left the GPU."""
+        # A server that is still ending keeps new clients off the GPU, including those of another daemon
+        # (``cudaErrorDevicesUnavailable``, seen on an H200).
         if self._child is None:
             return
         servers = children_of(self._child.pid)
@@ -98,12 +96,12 @@ class MpsDaemon:
 
 
 def answers(binary: str, environment: dict[str, str]) -> bool:
-    """Whether a daemon answers there. Its pipes prove nothing: they stay when it is killed."""
+    """Return whether a daemon answers at these pipes. Existing pipes prove nothing: they remain when it is killed."""
     return _tell(binary, environment, "get_server_list") == 0
 
 
 def usable_daemon(environ: dict[str, str]) -> bool:
-    """Whether this user's own MPS daemon already serves this machine; that of another user is never used."""
+    """Return whether an MPS daemon of this user already serves this machine. Daemons of other users are never used."""
     folder = Path(environ.get(PIPE_VARIABLE, _USUAL_PIPE))
     binary = shutil.which(CONTROL)
     try:
@@ -114,12 +112,12 @@ def usable_daemon(environ: dict[str, str]) -> bool:
 
 
 def _tell(binary: str, environment: dict[str, str], command: str) -> int:
-    """Give the daemon a command; returns the exit code, or 1 if there is no answer in time."""
+    """Send the daemon a command; return its exit code, or 1 if there is no answer in time."""
     try:
         ended = subprocess.run(
             [binary],
             input=f"{command}\n".encode(),
-            env={**os.environ, **environment},  # noqa: TID251 - handed on
+            env={**os.environ, **environment},  # noqa: TID251 - passed on
             capture_output=True,
             timeout=MPS_ANSWER_S,
             check=False,

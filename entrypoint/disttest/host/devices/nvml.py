@@ -1,7 +1,7 @@
-"""Asks NVML, in a bounded child process: the driver may hang or crash whoever asks.
+"""Questions to NVML, asked in a bounded child process, because the driver may hang or crash the process that asks.
 
-Run as a module: ``main(["--library", PATH, "--skip", "3"])``. Before each call that touches a GPU it says
-which, so that the parent can name the one that never answers.
+It runs as a module: ``main(["--library", PATH, "--skip", "3"])``. Before each call that touches a GPU it names the
+GPU, so that the parent can report one that never answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from disttest.host.devices.probe_messages import (
     QuestionAnswered,
 )
 
-# Errors that say: this GPU will not work. All others mean that it does not know, or may not tell.
+# Errors of a GPU that does not work. All other errors mean that the value is unknown or not permitted.
 _BROKEN = {
     nvml.NVML_ERROR_TIMEOUT,
     nvml.NVML_ERROR_IRQ_ISSUE,
@@ -61,11 +61,11 @@ _PATHS = {
     nvml.NVML_TOPOLOGY_SYSTEM: "system",
 }
 
-_P2P_NVLINK = 2  # nvml.NVML_P2P_CAPS_INDEX_NVLINK; its neighbour in the binding is a tuple by mistake
+_P2P_NVLINK = 2  # nvml.NVML_P2P_CAPS_INDEX_NVLINK, which the binding defines as a tuple by mistake
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Ask everything and say it."""
+    """Ask all questions and write the answers."""
     options = _parse(arguments)
     if options.library:
         nvml.nvmlLib = CDLL(options.library)
@@ -88,7 +88,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", default="")
     parser.add_argument("--skip", type=int, action="append", default=[])
-    parser.add_argument("--watch", action="store_true", help="say who holds memory, for each line of input")
+    parser.add_argument(
+        "--watch", action="store_true", help="for each line of input, report the processes that hold memory"
+    )
     return parser.parse_args(arguments)
 
 
@@ -128,7 +130,7 @@ def _version(number: int) -> str:
 
 
 def _ask(function: Callable[..., Any], *arguments: object) -> Any:
-    """The answer, or None where the GPU or the driver does not know.
+    """Call a function of NVML; return None if the GPU or the driver does not support it.
 
     Raises:
         NVMLError: the GPU is broken.
@@ -149,7 +151,8 @@ def _ask_gpu(index: int, *, only_processes: bool) -> tuple[Gpu, Any]:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         facts.update(_identity(handle))
-        speak(Found(gpu=Gpu(**facts)))  # whatever happens now happens to a GPU with a name
+        # Reported before the other questions, so that a failure from now on belongs to a GPU with a name.
+        speak(Found(gpu=Gpu(**facts)))
         for group in _WHO_HOLDS_IT if only_processes else _GROUPS:
             facts.update(group(handle))
     except nvml.NVMLError as error:
@@ -174,7 +177,8 @@ def _text(value: bytes | str) -> str:
 
 
 def _memory(handle: Any) -> dict[str, Any]:
-    # The second version leaves out what the driver keeps for itself, which is no one's leftover.
+    # The second version of the struct excludes memory that the driver reserves, which would otherwise look like a
+    # leak.
     memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     if memory is None:
         memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
@@ -225,7 +229,7 @@ def _ecc_count(handle: Any, kind: int) -> int:
 
 def _speed(handle: Any) -> dict[str, Any]:
     reasons = _ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if reasons is None:  # a driver older than R535 has only the old name
+    if reasons is None:  # drivers before R535 have only the old name
         reasons = _ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
     return {
         "throttle": tuple(name for bit, name in _SLOWDOWNS.items() if reasons & bit),
@@ -243,15 +247,16 @@ def _nvlinks(handle: Any) -> dict[str, Any]:
 
 
 _MPS_SERVER = "nvidia-cuda-mps-server"
-"""It holds a context on each GPU as long as its daemon runs, and computes nothing for itself."""
+"""The server holds a context on each GPU as long as its daemon runs, and computes nothing itself."""
 
 
 def _processes(handle: Any) -> dict[str, Any]:
-    # Without the decorated names, which raise something else when a driver lacks a function.
+    # These functions have no decorated names: a decorated one raises another error when the driver lacks the
+    # function.
     compute = _ask(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
-    if compute is None:  # a driver older than R510
+    if compute is None:  # drivers before R510
         compute = _ask(nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
-    # Clients of an MPS server are in a list of their own.
+    # Clients of an MPS server are in a separate list.
     clients = _ask(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
     drawing = {entry.pid for entry in _ask(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []}
     held = dict.fromkeys(drawing, 0) | {
@@ -288,13 +293,14 @@ def _ask_links(handles: dict[int, Any]) -> Iterator[Link]:
                 reached = _ask(nvml.nvmlDeviceGetP2PStatus, handles[first], handles[second], _P2P_NVLINK)
                 level = _ask(nvml.nvmlDeviceGetTopologyCommonAncestor, handles[first], handles[second])
                 direct = wires[first].count(buses[second])
-                # Through a switch the far end of a link is the switch: P2P status then tells who is reached.
+                # Through a switch, the far end of a link is the switch. The P2P status then shows which GPU is
+                # reached.
                 through = len(wires[first]) if reached == nvml.NVML_P2P_STATUS_OK else 0
                 yield Link(first=first, second=second, nvlinks=direct or through, path=_PATHS.get(level, ""))
 
 
 def _wires(handle: Any) -> list[str]:
-    """The far ends of a GPU's active NVLinks."""
+    """Return the far ends of a GPU's active NVLinks."""
     active = (
         link
         for link in range(nvml.NVML_NVLINK_MAX_LINKS)

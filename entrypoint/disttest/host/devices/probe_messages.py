@@ -1,4 +1,4 @@
-"""What the NVML probe, a child process, tells its parent."""
+"""Messages from the NVML probe, a child process, to its parent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class ProbeMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Asking(ProbeMessage, tag="asking"):
-    """A call into the driver begins. If nothing follows, this is the one that hangs or crashes."""
+    """A call into the driver begins. If no other message follows, this call hangs or has crashed."""
 
     what: str
     gpu: int | None = None
 
 
 class Driver(ProbeMessage, tag="driver"):
-    """NVML answers; sent before any GPU is asked."""
+    """NVML works. This message precedes all questions about GPUs."""
 
     gpus: int
     driver: str = ""
@@ -37,7 +37,7 @@ class Found(ProbeMessage, tag="found"):
 
 
 class Link(ProbeMessage, tag="link"):
-    """How two GPUs reach each other."""
+    """The connection between two GPUs."""
 
     first: int
     second: int
@@ -53,11 +53,11 @@ class ProbeRefused(ProbeMessage, tag="refused"):
 
 
 class QuestionAnswered(ProbeMessage, tag="answered"):
-    """One question of a watch has been answered; it waits for the next."""
+    """The answer to one question of a watch is complete. The child waits for the next one."""
 
 
 class Done(ProbeMessage, tag="done"):
-    """Everything has been asked."""
+    """All questions are answered."""
 
 
 AnyMessage = Asking | Driver | Found | Link | ProbeRefused | QuestionAnswered | Done

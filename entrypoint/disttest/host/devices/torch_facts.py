@@ -1,8 +1,8 @@
-"""What torch says about itself and the devices, asked in a child with a deadline.
+"""Facts about the installed torch and its devices, asked in a child with a deadline.
 
-The command never imports torch, and the process that forks ranks never asks CUDA anything: even a question for
-a version number initialises the driver, and then no fork of that process can. Run as a module it speaks one
-:class:`TorchFacts`, then another one with what torch sees.
+The command never imports torch, and the process that forks ranks never asks CUDA anything. Even a question for a
+version number initialises the driver, after which no fork of that process can use CUDA. As a module it writes one
+:class:`TorchFacts`, then another one that includes the devices that torch sees.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from disttest.limits import DRIVER_TOTAL_S
 from disttest.model import Frozen
 
 _NO_BACKENDS = ("undefined", "fake")
-"""Names in torch's own list behind which nothing communicates."""
+"""Names in torch's list of backends that do not communicate."""
 
 
 class TorchFacts(Frozen):
-    """The installed torch. An empty ``version`` means that it could not be asked; ``error`` says why."""
+    """The installed torch. If ``version`` is empty, torch could not be asked; ``error`` gives the reason."""
 
     version: str = ""
     cuda: str = ""
-    """CUDA version it was built for; empty for a build without."""
+    """CUDA version that torch was built for; empty for a build without CUDA."""
     hip: str = ""
     nccl: str = ""
     cudnn: str = ""
     architectures: tuple[str, ...] = ()
-    """What its kernels were compiled for: ``sm_80``, ``compute_90``, ``gfx942``."""
+    """Architectures of its compiled kernels: ``sm_80``, ``compute_90``, ``gfx942``."""
     backends: tuple[str, ...] = ()
-    """Backends of torch.distributed that it has."""
+    """Available backends of torch.distributed."""
     device_type: str = "cpu"
-    """Type of accelerator that it was built for: cuda (ROCm too), xpu or cpu."""
+    """Type of accelerator that torch was built for: cuda (also for ROCm), xpu or cpu."""
     devices: tuple[str, ...] = ()
-    """Names of the accelerators that it sees."""
+    """Names of the visible accelerators."""
     numpy_error: str = ""
-    """Why torch cannot use NumPy; empty where it can, or was not asked."""
+    """Reason why torch cannot use NumPy; empty if it can or was not asked."""
     error: str = ""
-    """Why torch or its accelerator cannot be used; empty where both can, or there is none."""
+    """Reason why torch or its accelerator cannot be used; empty if both work or there is no accelerator."""
 
 
 def ask_torch(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
@@ -64,17 +64,15 @@ def ask_torch(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
 
 
 def tell_of_torch() -> TorchFacts:
-    """What torch is; imports it, and initialises nothing."""
+    """Describe torch. This imports torch and initialises nothing."""
     import torch
 
     return _about(torch)
 
 
 def ask_in_fork(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
-    """The same, in a fork of this process, which has imported torch: milliseconds instead of the seconds of an import.
-
-    Where this process has touched CUDA itself, the fork cannot: ``error`` has torch's words for that.
-    """
+    """Ask in a fork of this process, which has imported torch: milliseconds instead of the seconds of an import."""
+    # If this process has touched CUDA, its fork cannot use it. ``error`` then has torch's message.
     told, ended = ask_fork(lambda: msgspec.json.encode(_all_facts()), limit_s=timeout_s)
     try:
         return msgspec.json.decode(told, type=TorchFacts)
@@ -85,9 +83,11 @@ def ask_in_fork(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
 
 
 def built_for() -> dict[str, str]:
-    """What the installed torch was built for (``cuda``, ``hip``, ``xpu`` -> version, empty for none), not imported.
+    """Return what the installed torch was built for, without importing it.
 
-    Nothing where torch does not say.
+    Returns:
+        ``cuda``, ``hip`` and ``xpu``, each mapped to a version that is empty for none. Nothing if torch does not
+            state it.
     """
     spec = importlib.util.find_spec("torch")
     version = Path(spec.origin).with_name("version.py") if spec and spec.origin else Path()
@@ -95,25 +95,25 @@ def built_for() -> dict[str, str]:
         text = version.read_text()
     except OSError:
         return {}
-    # Its lines read like "cuda: Optional[str] = None".
+    # Its lines have the form "cuda: Optional[str] = None".
     told = re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= *(.+)$", text, re.MULTILINE)
     return {name: "" if value.strip() == "None" else value.strip(" '\"") for name, value in told}
 
 
 def has_accelerator() -> bool:
-    """Whether the installed torch was built for one, without importing it; a torch that does not say so may be."""
+    """Return whether torch was built for an accelerator, without importing it; True if it is unknown."""
     told = built_for()
     return not told or any(told.values())
 
 
 def main(_arguments: Sequence[str]) -> None:
-    """Say what torch is, then what it sees."""
+    """Write the facts about torch, then those about its devices."""
     speak(tell_of_torch())
     speak(_all_facts())
 
 
 def _all_facts() -> TorchFacts:
-    """What torch is and what it sees. This process can fork no rank afterwards."""
+    """Describe torch and its devices. This process can fork no rank afterwards."""
     import torch
 
     facts = _about(torch)
@@ -133,7 +133,7 @@ def _all_facts() -> TorchFacts:
 
 
 def _about(torch: Any) -> TorchFacts:
-    """What it is; initialises nothing."""
+    """Describe torch without initialising a device."""
     import torch.distributed as dist
 
     backends = (
@@ -168,7 +168,7 @@ def _numpy_error(torch: Any) -> str:
 
 
 def _cudnn(torch: Any) -> tuple[str, str]:
-    """Its version, or why torch refuses it here."""
+    """Return the version of cuDNN, and why torch refuses to use it; one of them is empty."""
     try:
         return str(torch.backends.cudnn.version() or ""), ""
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What torch sees from a process that has imported it and must stay fit to be forked, and whether its forks see that, too."""
+"""Devices that torch sees, asked from a process that has imported torch and must stay fit to be forked."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from disttest.host.fork_hazard import fork_hazard
 
 
 class TorchSight(NamedTuple):
-    """What came of a look."""
+    """The result of asking torch."""
 
     torch: TorchFacts
     by_forks: bool
     """Whether forks of this process can use the devices."""
+    # The devices themselves work.
     trouble: str = ""
-    """What keeps them from it, in torch's words, where nothing else had announced it; the devices are in order."""
+    """torch's message about why forks cannot use them, if no other check had found a reason."""
 
 
 def look_at_devices() -> TorchSight:
-    """Ask a fork of this process, and a new interpreter where none can be asked, or the fork fails: the devices, or this process?
-
-    No fork can where an import has used CUDA (a ``sitecustomize`` that asks for GPUs) or left threads.
-    """
+    """Ask a fork of this process; ask a new interpreter if forking is unsafe or the fork fails."""
+    # A new interpreter shows whether the devices or this process are at fault. Forking is unsafe after an import has
+    # used CUDA (a ``sitecustomize`` that looks for GPUs) or has left threads.
     if fork_hazard(on_gpus=True):
         return TorchSight(ask_torch(), by_forks=False)
     seen = ask_in_fork()

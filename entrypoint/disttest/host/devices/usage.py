@@ -1,7 +1,7 @@
-"""Asks the driver again and again who holds the GPUs, beside other work: an answer costs a millisecond.
+"""Repeated questions to the driver about which processes hold the GPUs. An answer takes a millisecond.
 
-One child keeps NVML open for the whole run. When the driver hangs or crashes it, the GPU that it was asking
-is broken, and a new child asks about the others.
+One child keeps NVML open for the whole run: a new one for each world would cost more than a small world. If the
+driver hangs or crashes the child, the GPU that was being asked is broken. A new child asks about the others.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 
 
 class GpuWatch:
-    """Ask; wait for one of the descriptors, or for a second; advance, until the answer is there."""
+    """A client of the driver: ask, wait for a descriptor or a second, and advance until the answer is complete."""
 
     def __init__(self, gpus: Iterable[Gpu], *, library: str = "", stall_s: float = DRIVER_STALL_S) -> None:
-        """Prepare to watch; nothing is started before the first question.
+        """Prepare the watch; the child starts with the first question.
 
         Args:
-            gpus: the GPUs as they are known: what no longer answers is still named.
+            gpus: the known GPUs, so that one that no longer answers can be named.
             library: path of the NVML library; found by the dynamic linker unless given.
-            stall_s: bound on one answer of the driver.
+            stall_s: limit of one answer of the driver.
         """
         self._known = {gpu.index: gpu for gpu in gpus}
         self._library = library
         self._stall_s = stall_s
         self._child: BoundedChild | None = None
         self._faults: dict[int, str] = {}
-        """Of GPUs that are not asked about any more."""
+        """Faults of GPUs that are no longer asked about."""
         self._heard: dict[int, Gpu] = {}
         self._last = Asking(what="nvmlInit")
         self._asked = self._answered = False
@@ -45,11 +45,11 @@ class GpuWatch:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its process, which who looks for leftovers must not take for one."""
+        """Pid of the child, which must not count as a leftover."""
         return (self._child.pid,) if self._child is not None else ()
 
     def ask(self) -> bool:
-        """Put the question; False while an earlier one is open, whose answer may be older than now."""
+        """Ask a question; return False while an earlier one is open, because its answer may be older."""
         if self._asked:
             return False
         self._asked, self._answered, self._refused = True, False, ""
@@ -60,11 +60,11 @@ class GpuWatch:
         return True
 
     def descriptors(self) -> tuple[int, ...]:
-        """What becomes readable when there is something to do."""
+        """Return the descriptors that become readable when :meth:`advance` has work."""
         return self._child.descriptors() if self._child is not None and self._asked else ()
 
     def advance(self) -> tuple[Gpu, ...] | None:
-        """The GPUs as they are, with their memory and processes and what is wrong with them; None: not yet."""
+        """Return the GPUs with their current memory, processes and faults; None if the answer is not complete."""
         if not self._asked or self._child is None:
             return None
         ended = self._child.advance()
@@ -81,7 +81,7 @@ class GpuWatch:
         return tuple(msgspec.structs.replace(gpu, fault=reason) for gpu in self._known.values())
 
     def close(self) -> None:
-        """End the child."""
+        """Kill the child."""
         if self._child is not None:
             self._child.kill()
 
@@ -99,7 +99,7 @@ class GpuWatch:
         try:
             message = _decoder.decode(line)
         except msgspec.DecodeError:
-            return  # the driver's chatter
+            return  # output of the driver
         match message:
             case Asking():
                 self._last = message

@@ -1,1 +1,1 @@
-"""GPUs that several runs on one host share: who holds which, who is next, which must not be used."""
+"""GPUs that several runs on one host share: leases, the queue for them, and quarantine."""

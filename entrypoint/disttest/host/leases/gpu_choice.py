@@ -1,4 +1,4 @@
-"""Which of the free GPUs to take. Pure."""
+"""The choice among free GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from disttest.model import Slot
 _NEAR = {"internal": 5, "single": 4, "multiple": 3, "hostbridge": 2, "node": 1}
 
 _MOST_SETS = 20_000
-"""More sets than this are not all weighed: C(16, 8) = 12,870 still are."""
+"""Number of sets up to which all are compared: C(16, 8) = 12,870 still are."""
 
 
 def choose_slots(free: Sequence[tuple[Slot, Gpu]], count: int) -> tuple[Slot, ...]:
-    """The best ``count`` of the free slots: NVLink peers first, then the nearest on PCIe.
-
-    Among equals, the set that tears the fewest NVLinks from the GPUs that stay free, so that a request for
-    one does not break a bridged pair; then the lowest numbers.
-    """
+    """Choose the best ``count`` of the free slots: NVLink peers first, then the nearest on PCIe."""
+    # Among equals, it prefers the set that separates the fewest NVLinks from the GPUs that stay free, so that a
+    # request for one GPU does not break a bridged pair; then the lowest numbers.
     if math.comb(len(free), count) > _MOST_SETS:
         return _grow(free, count)
     best = max(itertools.combinations(free, count), key=lambda chosen: _worth(chosen, free))
@@ -33,7 +31,7 @@ def _worth(chosen: Sequence[tuple[Slot, Gpu]], free: Sequence[tuple[Slot, Gpu]])
     pairs = list(itertools.combinations(inside, 2))
     links = [_nvlinks(first, second) for first, second in pairs]
     return (
-        # A ring is as fast as its weakest link: the smallest counts before the sum.
+        # A ring is as fast as its slowest link, so the minimum counts before the sum.
         float(min(links, default=0)),
         float(sum(links)),
         float(sum(_nearness(first, second) for first, second in pairs)),
@@ -43,7 +41,7 @@ def _worth(chosen: Sequence[tuple[Slot, Gpu]], free: Sequence[tuple[Slot, Gpu]])
 
 
 def _grow(free: Sequence[tuple[Slot, Gpu]], count: int) -> tuple[Slot, ...]:
-    """Add the slot with the most links to those taken, from each start; the best of these."""
+    """From each start, repeatedly add the slot with the most links to the chosen ones; return the best result."""
     grown = [_grow_from(start, free, count) for start in free]
     best = max(grown, key=lambda chosen: _worth(chosen, free))
     return tuple(slot for slot, _ in sorted(best, key=lambda entry: entry[0].index))

@@ -1,8 +1,9 @@
-"""Takes GPUs for a run, so that several runners on one host do not take each other's.
+"""Leases of GPUs, so that several runners on one host do not use the same ones.
 
-A slot is held by a lock on a file that is named by its UUID, in a directory that the runners share. Waiting
-runs stand in line; the one at the head takes its slots as soon as enough of them are free, healthy and not
-in foreign use.
+A slot is held by a lock on a file named by its UUID, in a directory that the runners share. Waiting runs form a
+queue. The first one takes its slots as soon as enough of them are free, healthy and not in use by foreign
+processes. GPUs are leased for the whole run: runs are short, worlds follow each other in milliseconds, and a run
+that queued for each world could starve.
 """
 
 from __future__ import annotations
@@ -25,35 +26,35 @@ from disttest.limits import LEASE_FRESH_S, LEASE_LONGEST_POLL_S, LEASE_LOOK_S, L
 from disttest.model import Frozen, Slot
 
 _UNSEEN_SHARE = 0.05
-"""Memory in use beyond this share, with no process to be seen, is another container's."""
+"""Share of memory in use above which an invisible process, for example of another container, must hold it."""
 
 
 class Request(Frozen):
-    """What a run asks for."""
+    """A request of a run."""
 
     count: int
     who: str = ""
-    """How others see who holds the slots: the run and its command."""
+    """Description of the run and its command, for other runs."""
     allow_busy: bool = False
-    """Take GPUs that foreign processes use, too."""
+    """Whether to take GPUs that foreign processes use."""
     timeout_s: float = LEASE_WAIT_S
 
 
 class SlotState(Frozen):
-    """One slot as a waiting run sees it."""
+    """The state of one slot as a waiting run sees it."""
 
     slot: Slot
     label: str
     obstacle: str = ""
-    """Why it cannot be had; empty for a free one."""
+    """Reason why it is unavailable; empty for a free one."""
     permanent: bool = False
-    """Whether waiting is no use: the GPU is broken, or in quarantine."""
+    """Whether waiting is useless: the GPU is broken or in quarantine."""
     held: bool = False
-    """Whether the obstacle is another run."""
+    """Whether another run holds it."""
 
 
 class Lease:
-    """Slots that this process holds, until it releases them or ends."""
+    """Slots that this process holds until it releases them or ends."""
 
     def __init__(self, held: Sequence[tuple[Slot, Lock]], notes: QuarantineNotes) -> None:
         self._held = dict(held)
@@ -65,29 +66,29 @@ class Lease:
         return tuple(self._held)
 
     def quarantine(self, slot: Slot, reason: str, *, pid: int = 0) -> None:
-        """Give a slot up, and keep everybody from using it.
+        """Give up a slot and prevent all runs from using it.
 
         Args:
-            slot: one of this lease.
-            reason: what others will read.
-            pid: the process that does not let go of it; the quarantine ends with that process.
+            slot: a slot of this lease.
+            reason: reason, shown by other runs.
+            pid: process that does not release the GPU; the quarantine ends with that process.
 
         Raises:
-            InfrastructureError: others cannot be told; the slot stays in this lease.
+            InfrastructureError: the quarantine cannot be recorded; the slot stays in this lease.
         """
         self._notes.add(slot.uuid or slot.name.replace(":", "-"), reason, pid=pid)
         self.give_back(slot)
 
     def give_back(self, slot: Slot) -> None:
-        """Free one slot."""
+        """Release one slot."""
         self._held.pop(slot).release()
 
     def leave_to_heirs(self, slot: Slot) -> None:
-        """Let go of a slot, but not for processes that inherited its lock: it is free when the last of them ends."""
+        """Release a slot in this process only: it becomes free when the last process that inherited its lock ends."""
         self._held.pop(slot).close()
 
     def release(self) -> None:
-        """Give back all that is still held; harmless when repeated."""
+        """Release all slots; repeated calls are harmless."""
         for slot in self.slots:
             self.give_back(slot)
 
@@ -115,9 +116,9 @@ class Leaser:
         """Prepare to take leases.
 
         Args:
-            directory: the lease directory; made if it is not there.
-            inspect: looks at the machine, as :func:`disttest.host.devices.detect_machine` does.
-            on_wait: told in one line why the lease has to wait, whenever the reason changes.
+            directory: the lease directory; created if missing.
+            inspect: detects the machine, as :func:`disttest.host.devices.detect_machine` does.
+            on_wait: called with the reason for waiting, whenever it changes.
             clock: a monotonic clock.
             sleep: waits some seconds.
 
@@ -135,10 +136,10 @@ class Leaser:
         self._ahead = 0
 
     def take(self, request: Request) -> Lease:
-        """Take ``request.count`` slots; waits in line for them.
+        """Take ``request.count`` slots; wait in the queue for them.
 
         Raises:
-            NotEnoughDevices: the machine has fewer healthy ones, or they did not get free in time.
+            NotEnoughDevices: the machine has fewer healthy ones, or they did not become free in time.
         """
         deadline_s = self._clock() + request.timeout_s
         ticket = self._join(request)
@@ -158,7 +159,7 @@ class Leaser:
             leave_queue(self._directory, ticket)
 
     def states(self, *, allow_busy: bool = False) -> tuple[SlotState, ...]:
-        """Every slot of the machine and what keeps it from being taken now."""
+        """Return every slot of the machine with the reason why it cannot be taken now."""
         machine = self._look()
         notes = self._active_notes(machine)
         states = []
@@ -204,7 +205,7 @@ class Leaser:
         return self._directory.gate(timeout_s=timeout_s, clock=self._clock, sleep=self._sleep)
 
     def _attempt(self, request: Request, ticket: Lock) -> tuple[Lease | None, str]:
-        """Try once: a lease, or why not."""
+        """Try once; return a lease, or None with the reason."""
         machine = self._look(max_age_s=LEASE_LOOK_S)
         notes = self._active_notes(machine)
         entries = _slots_with_gpus(machine)
@@ -255,7 +256,9 @@ class Leaser:
         return held, f"{len(free)} of {request.count} GPUs are free; " + "; ".join(taken)
 
     def _spoiled(self, lease: Lease, request: Request) -> str:
-        """What speaks against slots just locked, now that nobody else takes them; empty when nothing."""
+        """Return a reason against the slots just locked; empty if there is none."""
+        # Checked again on a fresh answer of the driver: a GPU that was free when the wait began may be in foreign
+        # use now.
         machine = self._look(max_age_s=LEASE_FRESH_S)
         now = dict(_slots_with_gpus(machine))
         notes = self._active_notes(machine)
@@ -282,16 +285,14 @@ def _slots_with_gpus(machine: Machine) -> list[tuple[Slot, Gpu]]:
 def _state(slot: Slot, gpu: Gpu, note: Quarantine | None, *, allow_busy: bool) -> SlotState:
     broken = gpu.fault or (f"in quarantine: {note.reason}" if note else "")
     busy = "" if allow_busy else foreign_use(gpu)
-    # Who waits for a process to let go may be lucky; a broken GPU does not mend itself.
+    # A process may release its GPU while the run waits. A broken GPU stays broken.
     permanent = bool(gpu.fault) or (note is not None and not note.pid)
     return SlotState(slot=slot, label=gpu.label, obstacle=broken or busy, permanent=permanent)
 
 
 def foreign_use(gpu: Gpu) -> str:
-    """How others use a GPU that no run holds; empty for an idle one.
-
-    Processes that only draw, as a desktop's do, are no use.
-    """
+    """Return how foreign processes use a GPU that no run holds; empty for an idle one."""
+    # Processes that only draw, such as a desktop on GPU 0, do not count.
     computing = [process for process in gpu.processes if process.computes]
     if computing:
         names = ", ".join(f"{process.name or 'process'} (pid {process.pid})" for process in computing)
@@ -320,8 +321,8 @@ def _lock_name(slot: Slot) -> str:
 def _render_holder(holder: Holder) -> str:
     if not holder.pid:
         return "another run"
-    # What another user has written may be of no time at all.
+    # Another user may have written an impossible time.
     minutes = int(min(max(0.0, boot_clock() - holder.since_s), boot_clock())) // 60
-    # In whole minutes: the line is shown whenever it changes, and that must not be each second.
+    # Whole minutes: the line is shown whenever it changes, which must not be every second.
     age = f" for {minutes} min" if minutes else ""
     return f"{holder.who or 'a run'}, pid {holder.pid}{age}"

@@ -1,8 +1,8 @@
 """Locks that runners on one host share: files in a directory, locked with flock(2).
 
-The kernel frees a lock when the last process that inherited it ends, however it ends; so a rank that can
-not be killed keeps its GPU from being handed on. The files themselves stay. flock works between containers
-that mount the same directory of the host, and not on network file systems.
+The kernel releases a lock when the last process that inherited it ends, however it ends. A rank that cannot be
+killed therefore keeps its GPU from being leased again. Lock files remain; after SIGKILL nothing has to be cleaned.
+flock works between containers that mount the same directory of the host, and not on network file systems.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from disttest.model import UNREADABLE, Frozen
 DEFAULT_DIRECTORY = Path("/run/lock/disttest")
 
 _WITHOUT_ROOT = Path(tempfile.gettempdir()) / "disttest-leases"
-"""Where only root could make the other one."""
+"""Directory used if creating the default one would need root."""
 
 _GATE = "gate"
 
 
 def usual_directory() -> Path:
-    """The directory that the runs of a host share unless they are given one."""
+    """Return the directory that the runs of a host share by default."""
     top = DEFAULT_DIRECTORY.parent
     if DEFAULT_DIRECTORY.is_dir() or os.access(top if top.is_dir() else top.parent, os.W_OK):
         return DEFAULT_DIRECTORY
@@ -39,19 +39,19 @@ def usual_directory() -> Path:
 
 
 def boot_clock() -> float:
-    """Seconds since the host booted: the same in all its processes and containers."""
+    """Return the seconds since the host booted, which are the same in all its processes and containers."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Holder(Frozen):
-    """Who holds a lock, as the holder wrote it down."""
+    """The holder of a lock, as it describes itself."""
 
     pid: int = 0
-    """In the holder's own pid namespace."""
+    """Pid in the holder's own pid namespace."""
     who: str = ""
     """The run and its command."""
     since_s: float = 0.0
-    """On :func:`boot_clock`."""
+    """Start of the lease on :func:`boot_clock`."""
 
 
 class Lock:
@@ -62,7 +62,7 @@ class Lock:
         self._descriptor = descriptor
 
     def sign(self, holder: Holder) -> None:
-        """Write down who holds it."""
+        """Write the holder into the lock file."""
         with contextlib.suppress(
             OSError
         ):  # another user's file, or no room: nobody gets to know, and the lock holds
@@ -70,13 +70,13 @@ class Lock:
             os.pwrite(self._descriptor, msgspec.json.encode(holder), 0)
 
     def release(self) -> None:
-        """Free the lock, also for processes that inherited it."""
+        """Release the lock, including for processes that inherited it."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self.close()
 
     def close(self) -> None:
-        """Let go of it: it is free when the last process that inherited it has ended."""
+        """Release the lock in this process: it becomes free when the last process that inherited it has ended."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -86,10 +86,10 @@ class LockDirectory:
     """Named locks in a directory."""
 
     def __init__(self, path: Path) -> None:
-        """Open the directory; it is made, for all users, if it is not there.
+        """Open the directory; create it for all users if it is missing.
 
         Raises:
-            UsageError: it cannot be made or written to, or is none for leases.
+            UsageError: it cannot be created or written to, or is no lease directory.
         """
         self.path = path
         self._folder = SharedFolder(path)
@@ -101,7 +101,7 @@ class LockDirectory:
             raise refusal(path, f"{_GATE}: {error.strerror}") from error
 
     def try_lock(self, name: str) -> Lock | None:
-        """The lock, or None while another holds it, or keeps this user from its file."""
+        """Take the lock; return None if another process holds it or this user may not open its file."""
         try:
             descriptor = self._folder.open(name)
         except OSError:
@@ -114,7 +114,7 @@ class LockDirectory:
         return Lock(name, descriptor)
 
     def is_lock(self, name: str) -> bool:
-        """Whether there is a file that can be locked."""
+        """Return whether there is a file that can be locked."""
         try:
             os.close(self._folder.open(name))
         except OSError:
@@ -122,7 +122,7 @@ class LockDirectory:
         return True
 
     def read(self, name: str) -> Holder:
-        """What the holder wrote; an empty one where it wrote nothing (yet)."""
+        """Read the holder of a lock; an empty one if nothing is written yet."""
         try:
             holder = msgspec.json.decode(self._folder.read(name), type=Holder)
         except (OSError, *UNREADABLE):
@@ -130,18 +130,18 @@ class LockDirectory:
         return msgspec.structs.replace(holder, who=plain_text(holder.who))
 
     def remove(self, name: str) -> None:
-        """Remove a lock's file, if it is ours to remove."""
+        """Remove the file of a lock if this user may."""
         self._folder.remove(name)
 
     def names(self, suffix: str) -> list[str]:
-        """Locks whose names end so, in order, held or not."""
+        """Return the names of locks with this suffix, sorted, whether held or not."""
         return self._folder.names(suffix)
 
     @contextmanager
     def gate(
         self, *, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]
     ) -> Iterator[bool]:
-        """Hold the lock that orders everything else in this directory; False where it is not to be had.
+        """Hold the lock that orders all other operations in this directory; yield False if it cannot be taken in time.
 
         It is held for microseconds, unless its holder is stopped or the machine is very busy.
         """

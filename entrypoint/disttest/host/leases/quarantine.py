@@ -1,7 +1,7 @@
-"""GPUs that must not be used for now: notes beside the lock files, which all runners of the host read.
+"""Quarantine of GPUs: notes in the lease directory, which all runs of the host read.
 
-A quarantine ends when the host has been rebooted, when the process that would not let go is gone, or when
-a preflight finds the GPU in order (``disttest doctor`` lifts it then).
+A quarantine ends when the host reboots, when the process that held the GPU ends, or when a preflight finds the GPU
+healthy (``disttest doctor`` then lifts it).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _SUFFIX = ".quarantine"
 
 
 class Quarantine(Frozen):
-    """Why a slot is not used."""
+    """The reason why a slot is not used."""
 
     uuid: str
     reason: str
     pid: int = 0
-    """The process that holds the GPU and does not die; 0 where the GPU itself is at fault."""
+    """Process that holds the GPU and cannot be killed; 0 if the GPU itself is at fault."""
     boot_id: str = ""
     since_s: float = 0.0
-    """On the boot clock."""
+    """Start on the boot clock."""
 
 
 class QuarantineNotes:
-    """The notes in a lease directory. Those of other users count: they cost GPUs, and nothing else."""
+    """The notes in a lease directory. Those of other users count as well: they can cost GPUs, and nothing else."""
 
     def __init__(self, directory: Path, *, boot_id: str | None = None) -> None:
         """Open the directory.
@@ -53,7 +53,7 @@ class QuarantineNotes:
             InfrastructureError: the note cannot be written.
         """
         note = Quarantine(uuid=uuid, reason=reason, pid=pid, boot_id=self._boot_id, since_s=boot_clock())
-        name = f"{uuid}.{os.geteuid()}{_SUFFIX}"  # nobody can replace another user's
+        name = f"{uuid}.{os.geteuid()}{_SUFFIX}"  # the user id: users cannot replace each other's notes
         try:
             self._folder.replace(name, msgspec.json.encode(note))
         except OSError as error:
@@ -62,15 +62,15 @@ class QuarantineNotes:
             ) from error
 
     def lift(self, uuid: str) -> bool:
-        """Let a slot be used again; False where a note of another user stays."""
+        """End the quarantine of a slot; return False if a note of another user remains."""
         names = [name for name, note in self._read() if note.uuid == uuid]
         return sum(map(self._folder.remove, names)) == len(names)
 
     def active(self, *, is_alive: Callable[[Quarantine], bool] = lambda _: True) -> dict[str, Quarantine]:
-        """UUID -> note, of those that still hold; those that do not are removed.
+        """Return notes that still hold, by UUID, and remove the others.
 
         Args:
-            is_alive: whether the process of a note still holds its GPU.
+            is_alive: returns whether the process of a note still holds its GPU.
         """
         notes = {}
         for name, note in self._read():

@@ -1,8 +1,8 @@
-"""Who is next: tickets in the lease directory, first come, first served.
+"""The queue for GPUs: tickets in the lease directory, first come, first served.
 
-A wide request would otherwise starve beside a stream of narrow ones. Everything here happens while the
-caller holds the gate of the directory. A ticket is a file that its owner keeps locked, so that the kernel
-takes the dead out of the line.
+Without the queue, a wide request would starve in a stream of narrow ones. There is no backfill: runs hold GPUs for
+minutes, and the cost of strict order is small in comparison. The caller holds the gate of the directory in all
+functions here. A ticket is a file that its owner keeps locked, so the kernel removes dead processes from the queue.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _MOST_TRIED = 1000
 
 
 def join_queue(directory: LockDirectory, holder: Holder) -> Lock:
-    """Stand in line; under the gate.
+    """Join the queue. The caller holds the gate.
 
     Raises:
-        InfrastructureError: no ticket can be made.
+        InfrastructureError: no ticket can be created.
     """
     last = max((_number(name) for name in _tickets(directory)), default=0)
-    # The next number is free, unless another user has been at pains to take it.
+    # The next number is free, unless another user has taken it on purpose.
     for number in range(last + 1, last + _MOST_TRIED):
         ticket = directory.try_lock(_name(number))
         if ticket is not None:
@@ -36,13 +36,15 @@ def join_queue(directory: LockDirectory, holder: Holder) -> Lock:
 
 
 def leave_queue(directory: LockDirectory, ticket: Lock) -> None:
-    """Leave the line: the file goes before its lock, so that nobody takes a dead number for a new one."""
+    """Leave the queue."""
+    # The file is removed before its lock is released, so that its number is not mistaken for a new ticket.
     directory.remove(ticket.name)
     ticket.release()
 
 
 def tickets_ahead(directory: LockDirectory, ticket: Lock) -> tuple[str, ...]:
-    """Tickets ahead of this one, empty at the head of the line; under the gate. The first one is alive."""
+    """Return the tickets ahead of this one; empty at the head of the queue."""
+    # The first one belongs to a living process.
     ahead = [name for name in _tickets(directory) if name < ticket.name]
     while ahead:
         lock = directory.try_lock(ahead[0])
@@ -55,7 +57,7 @@ def tickets_ahead(directory: LockDirectory, ticket: Lock) -> tuple[str, ...]:
 
 
 def _tickets(directory: LockDirectory) -> list[str]:
-    """In order; other names are no tickets, whoever made them."""
+    """Return the tickets in order; files with other names are ignored."""
     return [name for name in directory.names(".ticket") if _TICKET.fullmatch(name)]
 
 

@@ -1,5 +1,6 @@
-"""What a test leaves on the machine: shared memory, processes, memory of GPUs. Found, named and cleaned.
+"""Leftovers of tests on the machine: shared memory, processes, memory of GPUs. They are found, named and removed.
 
-``shared_memory`` looks; ``makers`` shows who makes what; ``segments`` removes what a world's processes have made, ``sweep``
-what killed worlds have. ``strays`` and ``held_gpus`` name what is still there. Only what can be shown to be ours is removed.
+``shared_memory`` lists files; ``makers`` finds the process that made a file. ``segments`` removes files that a
+world's processes made, ``sweep`` those of killed worlds. ``strays`` and ``held_gpus`` name the rest. Only files of
+provable origin are removed.
 """

@@ -1,4 +1,4 @@
-"""What a world leaves on its GPUs: processes that hold them, memory, faults."""
+"""Leftovers of a world on its GPUs: processes that hold them, memory, faults."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Collection
 from disttest.host.devices.machine import Gpu
 
 _MEANINGFUL_MEMORY = 64 << 20
-"""Less than this is the driver's noise."""
+"""Growth of memory below this is caused by the driver itself."""
 
 
 def gpu_leftover(then: Gpu, now: Gpu, *, ours: Collection[int] | None = None) -> str:
-    """What holds a GPU now that did not before, or what is wrong with it; empty when nothing. Pure.
+    """Describe a process that holds a GPU and did not before, or the GPU's fault; empty if there is neither. Pure.
 
     Args:
-        then: before its world had started.
-        now: after its world has ended.
-        ours: where others use the GPU too, the only process ids that count.
+        then: the GPU before its world started.
+        now: the GPU after its world ended.
+        ours: the only process ids that count, if other runs use the GPU, too.
     """
     if now.fault:
         return now.fault

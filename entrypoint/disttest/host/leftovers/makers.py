@@ -1,9 +1,13 @@
-"""Who makes which file in shared memory, learned at the moment when it is made.
+"""The maker of each file in shared memory, found at the moment when the file is made.
 
-inotify tells that a file has been made and how often it was opened since, but not by whom. Whoever made it has it open or
-mapped still when we look a moment later, as the only one who has ever opened it. A file that was opened by others meanwhile,
-or that its maker has let go of already, is nobody's, as far as can be shown, and is not looked at again: when the others have
-closed it, it would look as if it were ours. The maker's pid in its name, as libraries write it, is enough by itself.
+inotify reports that a file was made and how often it was opened since, but not by which process. A moment later, its
+maker still has it open or mapped, and is the only process that ever opened it. If other processes have opened it
+meanwhile, or its maker has closed it, its maker cannot be proven and the file is not checked again: after the others
+have closed it, it would look like a file of this run. A pid in its name, as libraries write it, is sufficient proof.
+
+The time at which a file was made proves nothing, because other shells and runs of the same user make files, too.
+fanotify reports pids to root only (CAP_SYS_ADMIN). A mount namespace with its own ``/dev/shm`` would cut tests off
+from CUDA IPC and NCCL peers outside.
 """
 
 from __future__ import annotations
@@ -35,44 +39,44 @@ _IN_ISDIR = 0x40000000
 _HEADER = struct.Struct("iIII")
 _READ_AT_ONCE = 64 * 1024
 _LINKED = "sem."
-"""glibc makes a semaphore under a name by chance and links it to its own: its first opening is not its maker's."""
+"""Prefix of semaphores. glibc makes one under a random name, so the first opening is not the maker's."""
 _MOST_PENDING = 4096
-"""Of a flood of files the rest is nobody's."""
+"""Number of new files that are tracked; of more, the makers stay unknown."""
 
 
 class ShmWatch:
-    """Watches over the files that come into a folder in memory, for a tree of processes.
+    """A watch over new files in a shared-memory folder, for a tree of processes.
 
-    Where the kernel grants no watch (``max_user_instances``), or processes out of sight may use the folder too (containers
-    that share it), nothing is ever shown to be ours.
+    If the kernel grants no watch (``max_user_instances``), or invisible processes may use the folder too
+    (containers that share it), no file is ever attributed to this tree.
     """
 
     def __init__(self, folder: Path = SHM) -> None:
         self._folder = folder
         self._fd = _watch(folder) if sees_all_users() else -1
         self._opens: dict[str, int] = {}
-        """Name of a file that has been made -> how often it was opened since."""
+        """Name of a new file, mapped to the number of times it was opened since."""
 
     def fileno(self) -> int:
-        """Readable when something was made or opened; -1 where nothing can be watched."""
+        """Return the descriptor that is readable when a file was made or opened; -1 if nothing can be watched."""
         return self._fd
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def has_news(self) -> bool:
-        """Whether a file was made since the last look that is there still, as far as has been heard."""
+        """Return whether a file was made since the last scan and still exists, by the events received so far."""
         self._take_news()
         return bool(self._opens)
 
     def made_by(self, family: Callable[[], Collection[int]]) -> tuple[ShmEntry, ...]:
-        """The files made since the last look that one of our processes has made, as can be shown.
+        """Return the files made since the last scan that provably belong to processes of this tree.
 
         Args:
-            family: pids of our processes, as they are now.
+            family: returns the current pids of the tree.
         """
         pids = family()
         names = list(self._opens)
@@ -80,9 +84,10 @@ class ShmWatch:
         files = {entry.identity for entry in candidates if entry.uid == os.geteuid()}
         held = _holdings(pids, self._folder, files)
         shared = _open_elsewhere(pids, self._folder, held.keys())
-        if shared:  # perhaps by a child that one of them has forked meanwhile
+        if shared:  # perhaps by a child forked meanwhile
             shared = _open_elsewhere(family(), self._folder, shared)
-        self._take_news()  # whoever opened one of them before it was seen in hand is counted now
+        # Counts processes that opened one of the files before it was seen in use.
+        self._take_news()
         made = [
             entry
             for entry in candidates
@@ -94,21 +99,21 @@ class ShmWatch:
                 )
             )
         ]
-        for name in names:  # but not what has come meanwhile: it is looked at next
+        for name in names:  # files that arrived meanwhile are checked next time
             self._opens.pop(name, None)
         return tuple(made)
 
     def _is_makers(self, name: str, held_as: Collection[str]) -> bool:
-        """Whether those who have it in hand made it: by the only opening, or under a name that it had before."""
+        """Return whether its holders made a file: by its only opening, or under an earlier name of it."""
         if name not in held_as:
             return bool(held_as)
         return self._opens.get(name) == 1 and not name.startswith(_LINKED)
 
     def _take_news(self) -> None:
         for name, mask in _events(self._fd):
-            if mask & _IN_Q_OVERFLOW:  # some were lost
+            if mask & _IN_Q_OVERFLOW:  # events were lost
                 self._opens.clear()
-            elif mask & _IN_ISDIR:  # the folder itself is listed, or has a new one inside
+            elif mask & _IN_ISDIR:  # listing the folder, or a new folder inside it
                 continue
             elif mask & _IN_CREATE and len(self._opens) < _MOST_PENDING:
                 self._opens[name] = 0
@@ -121,7 +126,8 @@ class ShmWatch:
 def _watch(folder: Path) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     fd = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-    # Equal events in a row are merged into one. Of two openings in a row the first is still open: see _open_elsewhere().
+    # inotify merges equal consecutive events. Of two consecutive openings the first is still open: see
+    # _open_elsewhere().
     mask = _IN_CREATE | _IN_OPEN | _IN_CLOSE | _IN_DELETE | _IN_MOVED_FROM
     if fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(folder), mask) < 0:
         os.close(fd)
@@ -130,7 +136,7 @@ def _watch(folder: Path) -> int:
 
 
 def _events(fd: int) -> Iterator[tuple[str, int]]:
-    """Name and mask of each event that has come."""
+    """Yield name and mask of each pending event."""
     while fd >= 0:
         try:
             data = os.read(fd, _READ_AT_ONCE)
@@ -146,7 +152,8 @@ def _events(fd: int) -> Iterator[tuple[str, int]]:
 def _holdings(
     pids: Collection[int], folder: Path, files: Collection[Identity]
 ) -> Mapping[Identity, set[str]]:
-    """File -> the names under which these processes have it open or mapped; memory maps only where they must be read."""
+    """Return each file with the names under which these processes have it open or mapped."""
+    # Memory maps are read only for files that are not found open.
     held: dict[Identity, set[str]] = {}
     for look in (open_files, mapped_files):
         for pid in pids if set(files) - held.keys() else ():
@@ -158,6 +165,6 @@ def _holdings(
 
 
 def _open_elsewhere(pids: Collection[int], folder: Path, files: Collection[Identity]) -> set[Identity]:
-    """Which of these files a process has open that is none of ours."""
+    """Return the files that a process outside of this tree has open."""
     others = (int(name) for name in os.listdir("/proc") if name.isdecimal()) if files else ()  # noqa: PTH208
     return {file for pid in others if pid not in pids for file, _ in open_files(pid, folder) if file in files}

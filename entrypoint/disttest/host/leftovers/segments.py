@@ -1,7 +1,8 @@
-"""Files in shared memory that the processes of a run have made: noted as they are made, removed once these are gone.
+"""Files in shared memory that processes of a run have made: recorded when they are made, removed after the processes
+end.
 
-Only what can be shown to be ours is removed; see :mod:`disttest.host.leftovers.makers`. A ledger in the results directory keeps
-what was noted, so that whoever is left can clean up after a world that was killed.
+Only files of provable origin are removed; see :mod:`disttest.host.leftovers.makers`. A ledger in the results
+directory keeps the records, so that another process can clean up after a world that was killed.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from disttest.host.proc import descendants
 from disttest.model import Frozen
 
 LEDGER = ".shared-memory"
+# The next one waits for this multiple of its duration.
 _REST = 4
-"""A look at what the processes of a world have in hand may take milliseconds: after it, so many times its time is free."""
+"""A scan of the files that a world's processes hold may take milliseconds."""
 
 
 class Made(Frozen):
-    """A file, and the test during which a process of ours made it."""
+    """A file, and the test during which a process of this run made it."""
 
     entry: ShmEntry
     nodeid: str
 
 
 class Segments:
-    """What the processes of one world make in shared memory. Everything is looked at from the world's process.
+    """The files that processes of one world make in shared memory. Every scan runs in the world's process.
 
     Args:
-        results: says where the results directory is by now.
+        results: returns the current path of the results directory.
     """
 
     def __init__(self, results: Callable[[], Path]) -> None:
@@ -45,15 +47,15 @@ class Segments:
         self._rested_s = 0.0
 
     def fileno(self) -> int:
-        """Readable when somebody has made or opened a file in shared memory; -1 where that cannot be watched."""
+        """Return the descriptor that is readable after a file was made or opened; -1 without a watch."""
         return self._watch.fileno()
 
     def look(self, nodeid: str, *, at_once: bool = False) -> None:
-        """Note what processes of this world have made since the last look, for the test that runs.
+        """Record files that processes of this world have made since the last scan, for the running test.
 
         Args:
             nodeid: the test; empty before the first one.
-            at_once: even if the last look has only just been.
+            at_once: scan even if the last scan is recent.
         """
         began_s = monotonic()
         if not self._watch.has_news() or (began_s < self._rested_s and not at_once):
@@ -66,13 +68,14 @@ class Segments:
         _write(self._results() / LEDGER, made)
 
     def remove(self) -> tuple[tuple[str, str], ...]:
-        """Remove what was made and is there still, now that the processes are gone; node id and words for each."""
+        """Remove the recorded files that still exist."""
+        # Call it after the processes ended; return node id and description of each.
         self._watch.close()
         return tuple(remove_made(self._made))
 
 
 def remove_made(made: Iterable[Made], folder: Path = SHM) -> Iterator[tuple[str, str]]:
-    """Remove what nobody uses of these files, under whatever name; node id and words for each."""
+    """Remove those of these files that are not in use, under any name; yield node id and description of each."""
     owners = {each.entry.identity: each.nodeid for each in made}
     for entry in unused_entries(lambda entry: entry.identity in owners, folder) if owners else ():
         nodeid = owners[entry.identity]
@@ -84,14 +87,14 @@ def remove_made(made: Iterable[Made], folder: Path = SHM) -> Iterator[tuple[str,
 def _write(ledger: Path, made: Iterable[Made]) -> None:
     lines = b"".join(msgspec.json.encode(each) + b"\n" for each in made)
     if lines:
-        with contextlib.suppress(OSError):  # without it only a killed world's files cannot be cleaned
+        with contextlib.suppress(OSError):  # without it, only files of killed worlds remain
             fd = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             os.write(fd, lines)
             os.close(fd)
 
 
 def take_ledger(results: Path) -> tuple[Made, ...]:
-    """What worlds of this run have made, of which some may be there still; the ledger is gone then."""
+    """Read and delete the ledger: files that worlds of this run have made, some of which may still exist."""
     path = results / LEDGER
     try:
         lines = path.read_bytes().splitlines()
@@ -100,6 +103,6 @@ def take_ledger(results: Path) -> tuple[Made, ...]:
         return ()
     made = []
     for line in lines:
-        with contextlib.suppress(msgspec.DecodeError):  # cut by the end of its writer
+        with contextlib.suppress(msgspec.DecodeError):  # cut off when its writer was killed
             made.append(msgspec.json.decode(line, type=Made))
     return tuple(made)

@@ -1,4 +1,4 @@
-"""The files in shared memory: which there are, who has them in hand, and which of them nobody needs."""
+"""The files in shared memory: listing them, and finding the processes that use them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import psutil
 
 from disttest.model import Frozen
 
-SHM = Path("/dev/shm")  # noqa: S108 - the very folder to look into
+SHM = Path("/dev/shm")  # noqa: S108 - the folder to be scanned
 
 _PID_IN_NAME = re.compile(r"(?:torch|loky|sem\.loky|pymp|nccl|__KMP_REGISTERED_LIB)[-_](\d+)[-_]")
 _OF_LIBRARIES = re.compile(r"torch_\d+_|psm_[0-9a-f]|sem\.(mp|loky)-|loky-|pymp-|nccl-|__KMP_REGISTERED_LIB_")
-"""Names under which torch, multiprocessing, joblib, NCCL and OpenMP let processes find each other's memory."""
+"""Names under which torch, multiprocessing, joblib, NCCL and OpenMP find shared memory between processes."""
 
 
 Identity = tuple[int, int]
@@ -30,29 +30,29 @@ class ShmEntry(Frozen):
     name: str
     size: int
     device: int
-    """Of its file system: each container has a ``/dev/shm`` of its own, and inodes begin at 1 in all of them."""
+    """Device of its file system: each container has its own ``/dev/shm``, and inodes start at 1 in all of them."""
     inode: int
     uid: int
     made_at_s: float
-    """On the wall clock, as the kernel stamps it."""
+    """Time on the wall clock, as the kernel stamps it."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.size} bytes)"
 
     @property
     def identity(self) -> Identity:
-        """Which file it is, on the whole machine."""
+        """Identity of the file on the whole machine."""
         return self.device, self.inode
 
 
 def scan_shm(folder: Path = SHM) -> dict[str, ShmEntry]:
-    """Name -> entry, of the files in shared memory."""
+    """Return the files in shared memory by name."""
     entries = map(scan_entry, folder.glob("*"))
     return {entry.name: entry for entry in entries if entry}
 
 
 def scan_entry(path: Path) -> ShmEntry | None:
-    """A file in shared memory; None if it is gone or no file."""
+    """Describe a file in shared memory; None if it is gone or not a regular file."""
     try:
         facts = path.lstat()
     except OSError:
@@ -70,26 +70,26 @@ def scan_entry(path: Path) -> ShmEntry | None:
 
 
 def pid_in_name(name: str) -> int:
-    """The process after which a library has named its file; 0 for other names."""
+    """Return the pid that a library has put into a file's name; 0 for other names."""
     match = _PID_IN_NAME.match(name)
     return int(match[1]) if match else 0
 
 
 def is_abandoned(entry: ShmEntry) -> bool:
-    """Whether a file that no process uses has the name of a library's shared memory, and of no living process."""
+    """Return whether an unused file has the name of a library's shared memory, and not that of a living process."""
     pid = pid_in_name(entry.name)
     return bool(_OF_LIBRARIES.match(entry.name)) and not (pid and psutil.pid_exists(pid))
 
 
 def unused_entries(among: Callable[[ShmEntry], bool], folder: Path = SHM) -> tuple[ShmEntry, ...]:
-    """The files among these that are our user's, and that no process has in hand as far as we may look."""
+    """Return those of the files that belong to this user and are not in use by any visible process."""
     ours = [entry for entry in scan_shm(folder).values() if entry.uid == os.geteuid() and among(entry)]
     in_use = names_in_use(folder) if ours else ()
     return tuple(entry for entry in ours if entry.name not in in_use)
 
 
 def names_in_use(folder: Path = SHM) -> frozenset[str]:
-    """Names of entries that a living process has mapped or open, as far as we may look."""
+    """Return names of entries that a visible process has mapped or open."""
     return frozenset(
         path.removeprefix(f"{folder}/")
         for pid in psutil.pids()
@@ -99,10 +99,10 @@ def names_in_use(folder: Path = SHM) -> frozenset[str]:
 
 
 def open_files(pid: int, folder: Path) -> Iterator[tuple[Identity, str]]:
-    """Identity and path of each file of a folder of that name that a process has open, in whatever container."""
-    with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
+    """Yield identity and path of each file that a process has open in a folder of that name, in any container."""
+    with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
         for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile; the others are open all the same
+            with contextlib.suppress(OSError):  # closed meanwhile
                 path = os.readlink(entry.path)  # noqa: PTH115
                 if path.startswith(f"{folder}/"):
                     facts = entry.stat()
@@ -110,7 +110,7 @@ def open_files(pid: int, folder: Path) -> Iterator[tuple[Identity, str]]:
 
 
 def mapped_files(pid: int, folder: Path) -> Iterator[tuple[Identity, str]]:
-    """Identity and path of each file of a folder of that name that a process has mapped, in whatever container."""
+    """Yield identity and path of each file that a process has mapped in a folder of that name, in any container."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
             if f" {folder}/" in line:
@@ -120,7 +120,7 @@ def mapped_files(pid: int, folder: Path) -> Iterator[tuple[Identity, str]]:
 
 
 def remove_entry(entry: ShmEntry, folder: Path = SHM) -> str:
-    """Remove a file if it is still the one that was found; why it could not be removed, if so."""
+    """Remove a file if its identity is unchanged; return why it could not be removed, or an empty string."""
     path = folder / entry.name
     try:
         facts = path.lstat()

@@ -13,11 +13,11 @@ _KERNEL_TICK_S = 0.01
 
 
 def name_strays(pids: Iterable[int], began: Sequence[tuple[str, float]]) -> tuple[tuple[str, str], ...]:
-    """Node id of the test and what it left, for the first few of the processes.
+    """Return the node id of the test and a description, for the first few of the processes.
 
     Args:
-        pids: those that live on; one that is gone meanwhile is left out.
-        began: each test of the world with its start on the monotonic clock, in their order.
+        pids: the living processes; one that has ended meanwhile is left out.
+        began: each test of the world with its start on the monotonic clock, in order.
     """
     named = []
     for pid in [pid for pid in sorted(pids) if not is_helper(pid)][:_MOST_NAMED]:
@@ -31,7 +31,7 @@ def name_strays(pids: Iterable[int], began: Sequence[tuple[str, float]]) -> tupl
 
 
 def _accuse(began: Sequence[tuple[str, float]], at_s: float, what: str) -> tuple[str, str]:
-    """The test that ran at a time which the kernel counts in hundredths; where two may be meant, both are named."""
+    """Find the test that ran at a time, which the kernel counts in 10 ms; name both if two are possible."""
     earlier = [nodeid for nodeid, began_s in began if began_s <= at_s][-1:]
     tests = earlier + [nodeid for nodeid, began_s in began if at_s < began_s <= at_s + _KERNEL_TICK_S]
     return (tests[0], what) if len(tests) == 1 else ("", f"{' or '.join(tests) or 'the world'} {what}")

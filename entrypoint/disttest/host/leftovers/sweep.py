@@ -1,6 +1,7 @@
-"""The end of a run in shared memory: what killed worlds have left is removed, what nobody can be shown to have made is told.
+"""Cleaning of shared memory at the end of a run: files of killed worlds are removed, files of unknown origin are
+reported.
 
-Worlds remove by themselves what their processes have left (:mod:`disttest.host.leftovers.segments`).
+Worlds remove files of their own processes (:mod:`disttest.host.leftovers.segments`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _MOST_SUSPECTS = 3
 
 
 class Sweep:
-    """Made before the run starts, to know what was there.
+    """Shared memory before and after a run. Create it before the run starts.
 
     Args:
-        results: says where the results directory is by now.
+        results: returns the current path of the results directory.
     """
 
     def __init__(self, results: Callable[[], Path]) -> None:
@@ -29,11 +30,9 @@ class Sweep:
         self._before = {entry.identity for entry in scan_shm().values()}
 
     def clean(self, attempts: Callable[[], Collection[TestResult]]) -> Iterator[tuple[str, str]]:
-        """Remove what the run's processes left; yield ``(what, node id)`` for each entry, for the journal.
-
-        Files that are new, of our user and in nobody's use, and that nobody was seen to make, are told in one note
-        with the tests that ran then: they may be of anybody.
-        """
+        """Remove files that the run's processes left; yield ``(description, node id)`` for each, for the journal."""
+        # New, unused files of this user whose maker is unknown are reported in one note with the tests that ran at
+        # that time. They may belong to any program.
         for nodeid, words in remove_made(take_ledger(self._results())):
             yield words, nodeid
         new = unused_entries(lambda entry: entry.identity not in self._before)
@@ -49,7 +48,7 @@ class Sweep:
 
 
 def tell_litter(entry: ShmEntry, attempts: Collection[TestResult]) -> str:
-    """A file that somebody forgot, and which tests ran when it was made; empty if none did. Pure."""
+    """Describe a forgotten file and the tests that ran when it was made; empty if none did. Pure."""
     ran = [
         result.nodeid
         for result in attempts

@@ -1,4 +1,4 @@
-"""Proves that devices work, by real work: :class:`Prover`."""
+"""The preflight: real work that proves devices. See :class:`Prover`."""
 
 from disttest.host.preflight.messages import Check, Level, PreflightResult, Target
 from disttest.host.preflight.prover import Prover

@@ -1,6 +1,6 @@
-"""The work that proves a device, in torch; runs in a worker, one device type for each bench.
+"""The work that proves a device, in torch. It runs in a worker, with one bench for each device.
 
-Each method is one check: it returns what it measured, or raises :class:`CheckFailed`.
+Each method is one check: it returns a measurement or raises :class:`CheckFailed`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIB = 1 << 20
 _COPY = {Level.QUICK: 64 * MIB, Level.FULL: 1024 * MIB}
 _PATTERN = {Level.QUICK: 128 * MIB, Level.FULL: 4096 * MIB}
 _ON_CPU = 16 * MIB
-"""Bytes of any check on the CPU: there it proves the harness, not the memory."""
+"""Bytes of any check on the CPU, where it proves the harness and not the memory."""
 
 
 class CheckFailed(Exception):
@@ -37,7 +37,7 @@ class CheckFailed(Exception):
 
 
 class Bench:
-    """Checks of one device. Sizes depend on the level and, for what is large, on the free memory."""
+    """Checks of one device. Sizes depend on the level and, for large ones, on the free memory."""
 
     def __init__(self, target: Target, level: Level, index: int = 0) -> None:
         self.target = target
@@ -50,16 +50,16 @@ class Bench:
         return self.device.type == "cuda"
 
     def checks(self) -> tuple[Callable[[], Measure | None], ...]:
-        """All checks of the device, each needing those before it."""
+        """Return all checks of the device, in order: each needs those before it."""
         return (self.context, self.allocate, self.copy, self.matmul, self.memory, self.timing)
 
     def context(self) -> None:
-        """The device can be opened, and does something."""
+        """Check that the device can be opened and computes."""
         one = torch.ones(1, device=self.device)
         self.expect(int((one + one).item()) == 2, "1 + 1 is not 2")
 
     def allocate(self) -> Measure:
-        """A share of the free memory can be had."""
+        """Check that a share of the free memory can be allocated."""
         size = self._size(_PATTERN)
         block = torch.empty(size, dtype=torch.uint8, device=self.device)
         self.synchronize()
@@ -67,7 +67,7 @@ class Bench:
         return size / MIB, "MiB"
 
     def copy(self) -> Measure:
-        """What is copied to the device comes back unchanged; GB/s to the device."""
+        """Check that data copied to the device comes back unchanged; measure GB/s to the device."""
         size = self._size(_COPY)
         source = _bytes(size)
         source = source.pin_memory() if self.is_cuda else source
@@ -77,10 +77,8 @@ class Bench:
         return size / seconds / 1e9, "GB/s"
 
     def matmul(self) -> Measure:
-        """A matrix product in float32 agrees with the same in float64 on the CPU; TFLOP/s.
-
-        The bound on the error is that of a sum of n products, each rounded: n · eps · |a|·|b|.
-        """
+        """Compare a matrix product in float32 with the same in float64 on the CPU; measure TFLOP/s."""
+        # The error limit is that of a sum of n products, each rounded: n · eps · |a|·|b|.
         n = 1024 if self.is_cuda else 256
         generator = torch.Generator().manual_seed(n)
         a, b = (torch.randn(n, n, dtype=torch.float64, generator=generator) for _ in range(2))
@@ -97,7 +95,7 @@ class Bench:
         return 2 * n**3 / seconds / 1e12, "TFLOP/s"
 
     def memory(self) -> Measure:
-        """A slice of memory keeps what is written to it."""
+        """Check that a part of the memory keeps written data."""
         words = self._size(_PATTERN) // 8
         block = torch.empty(words, dtype=torch.int64, device=self.device)
         address = torch.arange(words, dtype=torch.int64, device=self.device)
@@ -109,7 +107,7 @@ class Bench:
         return words * 8 / MIB, "MiB"
 
     def timing(self) -> Measure:
-        """The device's clock runs, and not faster than ours; milliseconds of a known piece of work."""
+        """Check that the device's clock runs, not faster than the host's; measure ms of a known piece of work."""
         work = torch.ones(1 << 20, device=self.device)
         started_s = time.perf_counter()
         measured_s = self.timed(lambda: work.mul_(1.0))
@@ -118,12 +116,12 @@ class Bench:
         return measured_s * 1e3, "ms"
 
     def timed(self, work: Callable[[], object]) -> float:
-        """Seconds that a piece of work takes on the device."""
+        """Return the seconds that a piece of work takes on the device."""
         if not self.is_cuda:
             started_s = time.perf_counter()
             work()
             return max(time.perf_counter() - started_s, 1e-9)
-        event: Any = torch.cuda.Event  # has no annotations
+        event: Any = torch.cuda.Event  # torch.cuda.Event has no annotations
         begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
         work()
@@ -137,7 +135,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def expect(self, holds: bool, otherwise: str) -> None:
-        """Fail the check unless something holds."""
+        """Fail the check unless a condition holds."""
         if not holds:
             raise CheckFailed(otherwise)
 
@@ -153,10 +151,10 @@ def _bytes(size: int) -> Any:
 
 
 def copy_between(source: Bench, target: Bench) -> Measure:
-    """Copy between two devices and compare; GB/s."""
+    """Copy between two devices and compare; measure GB/s."""
     data = _bytes(source._size(_COPY)).to(source.device)  # noqa: SLF001 - the same class
     there = torch.empty_like(data, device=target.device)
-    there.copy_(data)  # the first copy opens the way
+    there.copy_(data)  # the first copy sets up the connection
     source.synchronize()
     started_s = time.perf_counter()
     there.copy_(data)
@@ -173,17 +171,17 @@ class Collectives:
     def __init__(self, job: CollectiveJob, bench: Bench) -> None:
         self.job = job
         self.bench = bench
-        # gloo is for devices that NCCL cannot serve; its own tensors live in host memory.
+        # gloo is for devices that NCCL cannot serve. Its tensors are in host memory.
         self.device = bench.device if job.backend == "nccl" else torch.device("cpu")
         self._block = _ON_CPU // 4
-        """Bytes of what each rank brings along."""
+        """Bytes that each rank contributes."""
 
     def checks(self) -> tuple[Callable[[], Measure | None], ...]:
-        """All checks, in an order that is the same on every rank."""
+        """Return all checks, in an order that is the same on every rank."""
         return (self.rendezvous, self.broadcast, self.all_gather, self.all_reduce)
 
     def rendezvous(self) -> None:
-        """The ranks find each other and a first collective goes through."""
+        """Check that the ranks find each other and complete a first collective."""
         store = FileStore(self.job.store, self.job.size)
         if self.job.backend == "nccl":
             torch.cuda.set_device(self.device)
@@ -199,10 +197,11 @@ class Collectives:
             self._block = self._agree_on_block(store)
 
     def _agree_on_block(self, store: Any) -> int:
-        """The same on all ranks, so that the largest check, all_gather, needs half of the memory that is free at most.
+        """Agree on a block size with all ranks: the largest check, all_gather, may need at most half of the free
+        memory.
 
-        That check has a block of each rank twice, for torch gathers into one buffer, and its own. The ranks tell each
-        other by the store: no device is needed for it.
+        That check holds a block of each rank twice, because torch gathers into one buffer, and its own block. The
+        ranks exchange their free memory through the store, which needs no device.
         """
         size = self.job.size
         free, _ = torch.cuda.mem_get_info(self.bench.device)
@@ -211,28 +210,26 @@ class Collectives:
         return min(_COPY[self.job.level], max(MIB, least // (2 * (2 * size + 1)))) // 8 * 8
 
     def contribution(self) -> Any:
-        """What this rank brings along: its rank plus one, many times over."""
+        """Return the data of this rank: a tensor filled with its rank plus one."""
         return torch.full((self._block // 4,), float(self.job.rank + 1), device=self.device)
 
     def broadcast(self) -> None:
-        """Each rank's numbers reach all others."""
+        """Check that each rank's numbers reach all others."""
         for root in range(self.job.size):
             block = self.contribution()
             dist.broadcast(block, src=root)
             self._compare(block, root + 1, accused=root)
 
     def all_gather(self) -> None:
-        """All numbers reach all ranks, each in its place."""
+        """Check that all numbers reach all ranks, each in its place."""
         parts = [torch.empty(self._block // 4, device=self.device) for _ in range(self.job.size)]
         dist.all_gather(parts, self.contribution())
         for rank, part in enumerate(parts):
             self._compare(part, rank + 1, accused=rank)
 
     def all_reduce(self) -> Measure | None:
-        """The sum is right on every rank; bus bandwidth in GB/s, where there is more than one.
-
-        Bus bandwidth as in nccl-tests: bytes / seconds · 2 (n - 1) / n.
-        """
+        """Check the sum on every rank; measure the bus bandwidth in GB/s if there is more than one."""
+        # Bus bandwidth as in nccl-tests: bytes / seconds · 2 (n - 1) / n.
         size = self.job.size
         first = self.contribution()
         dist.all_reduce(first)
@@ -244,13 +241,13 @@ class Collectives:
         block[0].item()
         seconds = max(time.perf_counter() - started_s, 1e-9)
         self._compare(block, size * (size + 1) / 2)
-        if size == 1:  # nothing has moved
+        if size == 1:  # no data was moved
             return None
         factor = 2 * (size - 1) / size
         return block.numel() * block.element_size() / seconds * factor / 1e9, "GB/s"
 
     def close(self) -> None:
-        """Leave the group."""
+        """Destroy the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""From what failed to which devices must not be used. Pure."""
+"""Attribution of failed checks to devices that must not be used. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from disttest.host.preflight.messages import PAIR_CHECK, Check
 
 
 def find_broken(checks: Sequence[Check]) -> dict[str, str]:
-    """Slot name -> reason, for the devices that account for everything that failed.
-
-    A check of one device accuses it. Of a failing pair either end may be at fault: the device with the most
-    failing pairs is blamed until none is unexplained. A collective that accuses no single rank, on devices
-    that all passed alone and in pairs, condemns all of them: no world can run there.
-    """
+    """Return the devices that account for all failures, by slot name, with the reason."""
+    # A check of one device accuses that device. In a failing pair either end may be at fault: the device with the
+    # most failing pairs is blamed until every pair is explained. A collective that accuses no single rank, on devices
+    # that all passed alone and in pairs, condemns all of them: no world can run there.
     failed = [check for check in checks if not check.passed]
     pairs = [check for check in failed if check.check == PAIR_CHECK]
     broken = {check.devices[0]: _reason(check) for check in reversed(failed) if len(check.devices) == 1}
@@ -34,6 +32,8 @@ def _worst_of_pairs(pairs: Sequence[Check], known: Iterable[str]) -> dict[str, s
     open_pairs = [pair for pair in pairs if not set(pair.devices) & set(known)]
     while open_pairs:
         count = Counter(device for pair in open_pairs for device in pair.devices)
+        # Excluding either device of a pair ends the failures, and excluding both wastes one. Ties go to the higher
+        # index.
         worst = max(count, key=lambda device: (count[device], device))
         theirs = [pair for pair in open_pairs if worst in pair.devices]
         blamed[worst] = _reason(theirs[0])

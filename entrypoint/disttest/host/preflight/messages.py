@@ -1,4 +1,4 @@
-"""What the preflight and its workers say to each other, and what comes of it."""
+"""Messages between the preflight and its workers, and its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAIR_CHECK = "peer_copy"
 
 
 class Level(StrEnum):
-    """How much work the preflight does on each device."""
+    """Amount of work per device."""
 
     QUICK = "quick"
     FULL = "full"
@@ -26,37 +26,37 @@ class Target(Frozen):
     name: str
     """Name of its slot: ``gpu:3``, ``cpu:0``."""
     label: str
-    """How messages name it: ``GPU 3 (uuid, bus id)``."""
+    """Name of the device in messages: ``GPU 3 (uuid, bus id)``."""
     device: str = "cpu"
     """Device type of the computation: ``cuda`` or ``cpu``."""
     visible: str = ""
     """UUID for ``CUDA_VISIBLE_DEVICES``."""
     is_slice: bool = False
-    """A MIG slice, which has no peers and which NCCL refuses."""
+    """Whether it is a MIG slice, which has no peers and which NCCL refuses."""
 
 
 class Check(Frozen):
-    """One thing that was tried on one device, on a pair, or on all of them."""
+    """The result of one check of one device, of a pair, or of all devices."""
 
     check: str
     devices: tuple[str, ...]
     """Names of the slots."""
     label: str
-    """How messages name these devices."""
+    """Name of these devices in messages."""
     passed: bool
     message: str = ""
-    """What went wrong."""
+    """The failure; empty if it passed."""
     value: float | None = None
     unit: str = ""
     duration_s: float = 0.0
 
 
 class PreflightResult(Frozen):
-    """What came of a preflight."""
+    """The result of a preflight."""
 
     checks: tuple[Check, ...]
     broken: dict[str, str] = msgspec.field(default_factory=dict)
-    """Slot name -> why it must not be used."""
+    """Slot name, mapped to the reason why it must not be used."""
     duration_s: float = 0.0
 
     @property
@@ -67,7 +67,7 @@ class PreflightResult(Frozen):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag=True):
-    """Base of what a worker can be asked to do."""
+    """Base of all jobs of a worker."""
 
     level: Level = Level.QUICK
 
@@ -83,18 +83,18 @@ class PairsJob(Job, tag="pairs"):
 
     targets: tuple[Target, ...]
     pairs: tuple[tuple[int, int], ...]
-    """Places in ``targets``."""
+    """Indices into ``targets``."""
 
 
 class CollectiveJob(Job, tag="collective"):
-    """Be one rank of the collectives."""
+    """Run as one rank of the collectives."""
 
     target: Target
     rank: int
     size: int
     backend: str
     store: str
-    """Path of the file where the ranks meet."""
+    """Path of the file that the ranks rendezvous with."""
     timeout_s: float
 
 
@@ -103,22 +103,22 @@ AnyJob = DeviceJob | PairsJob | CollectiveJob
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="says", tag=True):
-    """Base of what a worker says."""
+    """Base of all messages of a worker."""
 
 
 class Ready(Word, tag="ready"):
-    """torch is imported; or the job is done: the worker waits for one."""
+    """torch is imported or the last job is done. The worker waits for a job."""
 
 
 class Began(Word, tag="began"):
-    """A check begins. If nothing follows, this is the one that hangs or crashes."""
+    """A check begins. If no other message follows, this check hangs or has crashed."""
 
     check: str
     pair: tuple[int, int] | None = None
 
 
 class Measured(Word, tag="measured"):
-    """The check that began last has ended."""
+    """The result of the check that began last."""
 
     passed: bool
     message: str = ""
@@ -126,7 +126,7 @@ class Measured(Word, tag="measured"):
     unit: str = ""
     duration_s: float = 0.0
     accused: int | None = None
-    """The rank whose contribution was wrong, where the check can tell."""
+    """Rank whose contribution was wrong, if the check can determine it."""
 
 
 AnyWord = Ready | Began | Measured

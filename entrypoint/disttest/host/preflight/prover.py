@@ -1,6 +1,7 @@
 """The process that proves devices: it imports torch once, and the workers of its preflight are forks of it.
 
-It uses no device itself, so that its forks can. Whoever starts it need not stand still meanwhile.
+It uses no device itself, so that its forks can. Two imports for the facts and one for each worker took three times
+as long on two processors. The process that starts it can continue meanwhile.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _MODULE = "disttest.host.preflight.prover"
 
 
 class _AskDevices(msgspec.Struct, frozen=True, tag=True):
-    """What does torch see?"""
+    """Order to report the devices that torch sees."""
 
 
 class _Prove(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Prove these."""
+    """Order to prove these devices."""
 
     targets: tuple[Target, ...]
     level: Level
@@ -39,13 +40,13 @@ _orders = msgspec.json.Decoder(_AskDevices | _Prove)
 
 
 class Prover:
-    """A running prover. Wait for its descriptors, or no longer than a second, and call :meth:`advance`.
+    """A running prover. Wait for its descriptors, for a second at most, and call :meth:`advance`.
 
-    As a context manager it is ended with the block.
+    As a context manager it ends with the block.
     """
 
     def __init__(self, *, worker: str = WORKER, bounds: Bounds | None = None) -> None:
-        """Start it; it begins to import torch.
+        """Start the process, which begins to import torch.
 
         Args:
             worker: module of the workers.
@@ -54,7 +55,7 @@ class Prover:
         self._bounds = bounds or Bounds()
         self._torch: TorchFacts | None = None
         self._order: tuple[_AskDevices | _Prove, float] | None = None
-        """What it is to do once it has imported torch, and how long that may take, in seconds."""
+        """Order to send once torch is imported, and its time limit in seconds."""
         self._targets: tuple[Target, ...] = ()
         self._answer: bytes | None = None
         arguments = [worker, msgspec.json.encode(self._bounds).decode()]
@@ -72,15 +73,15 @@ class Prover:
 
     @property
     def pid(self) -> int:
-        """Its process, which who looks for leftovers must not take for one."""
+        """Pid of the process, which must not count as a leftover."""
         return self._child.pid
 
     def descriptors(self) -> tuple[int, ...]:
-        """What becomes readable when there is something to do."""
+        """Return the descriptors that become readable when :meth:`advance` has work."""
         return self._child.descriptors()
 
     def ask_torch(self) -> TorchFacts:
-        """Wait for what torch is and what it sees."""
+        """Wait for the facts about torch and its devices."""
         self._give(_AskDevices(), DRIVER_TOTAL_S + PREFLIGHT_MARGIN_S)
         self._wait()
         if self._torch is None:
@@ -91,18 +92,19 @@ class Prover:
         return msgspec.json.decode(self._answer, type=TorchFacts)
 
     def begin(self, targets: Sequence[Target], *, level: Level = Level.QUICK) -> None:
-        """Begin to prove devices; takes some seconds, and never longer than the bounds.
+        """Begin to prove devices. It takes seconds, and never longer than the limits.
 
         Args:
-            targets: what to prove; all of one device type.
-            level: how much work to do.
+            targets: devices to prove, all of one device type.
+            level: amount of work.
         """
         self._targets = tuple(targets)
         order = _Prove(targets=self._targets, level=level)
         self._give(order, self._bounds.total + PREFLIGHT_MARGIN_S)
 
     def advance(self) -> PreflightResult | None:
-        """What came of it, or None while it runs. A prover that dies condemns all that it was to prove."""
+        """Return the result, or None while the preflight runs."""
+        # If the prover dies, all of its devices count as broken.
         ended = self._child.advance()
         if self._answer is not None:
             return msgspec.json.decode(self._answer, type=PreflightResult)
@@ -112,14 +114,14 @@ class Prover:
         return PreflightResult(checks=(), broken={target.name: reason for target in self._targets})
 
     def result(self) -> PreflightResult:
-        """Wait for what comes of it."""
+        """Wait for the result."""
         self._wait()
         result = self.advance()
         assert result is not None
         return result
 
     def kill(self) -> None:
-        """End it now; its workers die with it."""
+        """Kill the process; its workers die with it."""
         self._child.kill()
 
     def _give(self, order: _AskDevices | _Prove, limit_s: float) -> None:
@@ -145,9 +147,9 @@ class Prover:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Import torch, say what it is, then do what is asked until the input ends."""
+    """Import torch, report it, then execute orders until the input ends."""
     worker, bounds = arguments[0], msgspec.json.decode(arguments[1], type=Bounds)
-    importlib.import_module(worker)  # torch comes with it
+    importlib.import_module(worker)  # it imports torch
     speak(tell_of_torch())
     sight = look_at_devices()
     for line in sys.stdin:

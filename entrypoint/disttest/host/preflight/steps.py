@@ -1,8 +1,7 @@
-"""The preflight: real work on each device alone, then on each pair, then on all, each step bounded.
+"""The preflight: real work on each device alone, then on each pair, then on all, with a time limit for each step.
 
-One worker process per device does its device's checks and later plays one rank of the collectives, and one
-more does the pairs. Nothing that a device does can hang, crash or fool the caller: silence and death are
-findings like wrong numbers.
+One worker process per device runs its checks and is later one rank of the collectives. One more worker runs the
+pairs. A device cannot hang, crash or fool the caller: silence and death are findings, like wrong numbers.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ from disttest.limits import (
 WORKER = "disttest.host.preflight.worker"
 
 _MAX_LOST_PAIRS = 3
-"""Each pair that hangs costs a worker and its time-out; after so many the rest are left untried."""
+"""Number of hanging pairs after which the rest are not tried: each costs a worker and its time-out."""
 
 _decoder: msgspec.json.Decoder[AnyWord] = msgspec.json.Decoder(AnyWord)
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things may take, in seconds; a test gives its own."""
+    """Time limits of the steps, in seconds. Tests pass their own."""
 
     start: float = PREFLIGHT_START_S
     check: float = PREFLIGHT_CHECK_S
@@ -62,12 +61,12 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def targets_of(machine: Machine, *, compute: str = "cuda", cpus: int = 2) -> tuple[Target, ...]:
-    """What there is to prove on a machine: its usable GPUs and MIG slices, else some of its CPU.
+    """Return the devices of a machine to prove: its usable GPUs and MIG slices, otherwise some ranks on the CPU.
 
     Args:
-        machine: as detected.
-        compute: device type of the computation; ``cpu`` leaves the GPUs alone but for their names.
-        cpus: how many ranks to prove where there is no GPU.
+        machine: the machine as detected.
+        compute: device type of the computation; with ``cpu`` only the names of the GPUs are used.
+        cpus: number of CPU ranks to prove if there is no GPU.
     """
     gpus = {gpu.index: gpu for gpu in machine.gpus}
     slots = machine.gpu_slots()
@@ -94,15 +93,15 @@ def prove_all(
     fork: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> PreflightResult:
-    """Prove devices; takes some seconds, and never longer than its bounds.
+    """Prove devices. It takes seconds, and never longer than the limits.
 
     Args:
-        targets: what to prove; all of one device type.
-        level: how much work to do.
+        targets: devices to prove, all of one device type.
+        level: amount of work.
         worker: module of the worker.
         bounds: time limits.
-        fork: workers are forks of this process, which has imported that module and can be forked; each is a new
-            interpreter otherwise, and all import torch at the same time.
+        fork: whether workers are forks of this process, which has imported that module and can be forked. Otherwise
+            each is a new interpreter, and all import torch at the same time.
         clock: a monotonic clock.
     """
     started_s = clock()
@@ -119,14 +118,14 @@ def prove_all(
 
 
 def _in_order(checks: Iterable[Check], targets: Sequence[Target]) -> tuple[Check, ...]:
-    """Devices report as they go; a reader wants one after another, then what concerns several."""
+    """Sort the checks by device, then those of several devices; workers report them in any order."""
     places = {target.name: place for place, target in enumerate(targets)}
     last = len(places)
     return tuple(sorted(checks, key=lambda c: places[c.devices[0]] if len(c.devices) == 1 else last))
 
 
 class _Starter(NamedTuple):
-    """How workers are started, each with the devices of its own."""
+    """How to start workers."""
 
     module: str
     bounds: Bounds
@@ -134,7 +133,7 @@ class _Starter(NamedTuple):
 
 
 class _Worker:
-    """One worker process and what it is doing."""
+    """One worker process and its current check."""
 
     def __init__(self, starter: _Starter, targets: Sequence[Target]) -> None:
         self._on_measured: Callable[[Began, Measured], None] = lambda _began, _measured: None
@@ -147,7 +146,7 @@ class _Worker:
             timeout_s=starter.bounds.total,
             stall_s=starter.bounds.start,
             on_line=self._hear,
-            # From the start: once CUDA is initialised, which an import may do, it shows what it shows.
+            # Set from the start: once CUDA is initialised, which an import may do, it no longer reads the variable.
             variables={"CUDA_VISIBLE_DEVICES": visible} if visible else {},
             fork=starter.fork,
         )
@@ -178,12 +177,12 @@ class _Worker:
                 self._on_measured(self.began or Began(check="?"), word)
 
     def last_words(self) -> tuple[Began, str]:
-        """The check that a worker was in when it ended, and how it ended."""
+        """Return the check that a worker was in when it ended, and how it ended."""
         return self.began or Began(check="start"), f"the worker {self.child.ended}"
 
 
 class _Preflight:
-    """State of one preflight; lives only inside :func:`prove_all`."""
+    """State of one preflight, for the duration of :func:`prove_all`."""
 
     def __init__(self, targets: tuple[Target, ...], level: Level, starter: _Starter, folder: Path) -> None:
         self.targets = targets
@@ -196,7 +195,7 @@ class _Preflight:
         self.pairs_worker: _Worker | None = None
 
     def close(self) -> None:
-        """Let the workers go; those that do not leave at once are ended."""
+        """End the workers; kill those that do not leave immediately."""
         everyone = [*self.workers.values(), *([self.pairs_worker] if self.pairs_worker else [])]
         for worker in everyone:
             if worker.settled and worker.child.ended is None:
@@ -207,7 +206,7 @@ class _Preflight:
         wait_children([worker.child for worker in everyone])
 
     def prove_devices(self) -> None:
-        """Each device alone, all at the same time."""
+        """Prove each device alone, all at the same time."""
         self._settle(self.workers.values())
         for target in self.targets:
             self._give_device(target)
@@ -226,12 +225,12 @@ class _Preflight:
         self.workers[target.name].give(job, stall_s=self.bounds.check, on_measured=measured)
 
     def healthy(self) -> tuple[Target, ...]:
-        """Those that nothing speaks against so far."""
+        """Return the devices without a failure so far."""
         broken = find_broken(self.checks)
         return tuple(target for target in self.targets if target.name not in broken)
 
     def prove_pairs(self) -> None:
-        """Each pair of healthy devices, one after another: they share the wires."""
+        """Prove each pair of healthy devices, one pair at a time because they share connections."""
         peers = tuple(target for target in self.healthy() if not target.is_slice)
         pairs = list(itertools.combinations(range(len(peers)), 2))
         if self.level is Level.FULL:
@@ -245,7 +244,7 @@ class _Preflight:
             self._note_pair(peers, Began(check=PAIR_CHECK, pair=pair), untried)
 
     def _try_pairs(self, peers: Sequence[Target], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Try pairs in one worker; those that are left because it hung or crashed."""
+        """Try pairs in one worker; return the pairs that are left because it hung or crashed."""
         if self.pairs_worker is None or self.pairs_worker.child.ended is not None:
             self.pairs_worker = _Worker(self.starter, peers)
         worker, tried = self.pairs_worker, list[tuple[int, int]]()
@@ -264,7 +263,7 @@ class _Preflight:
         return [pair for pair in pairs if pair not in tried]
 
     def prove_collectives(self) -> None:
-        """All healthy devices together, one rank on each."""
+        """Prove all healthy devices together, one rank on each."""
         targets = self.healthy()
         if not targets:
             return
@@ -291,7 +290,7 @@ class _Preflight:
             return all(worker.settled for worker in workers)
 
         wait_children(children, until=lambda: settled() or any(w.failed or w.child.ended for w in workers))
-        # The first to complain is often a victim: the others get a moment to say what they know.
+        # The first rank that reports a failure is often a victim. The others get a moment to report theirs.
         wait_children(children, until=settled, timeout_s=self.bounds.grace)
 
     def _give_rank(self, job: CollectiveJob, heard: list[tuple[Target, Began, Measured]]) -> None:
@@ -305,7 +304,7 @@ class _Preflight:
         self, targets: tuple[Target, ...], heard: Sequence[tuple[Target, Began, Measured]]
     ) -> None:
         failed = [entry for entry in heard if not entry[2].passed]
-        # A rank that has spoken may leave; who is still silent, or died without a word, is the culprit.
+        # A rank that has reported may leave. A rank that is still silent, or died without a report, is the culprit.
         mute = [target for target in targets if not self.workers[target.name].failed]
         silent = [target for target in mute if not self.workers[target.name].settled]
         dead = [target for target in mute if self.workers[target.name].child.ended is not None]
@@ -323,7 +322,7 @@ class _Preflight:
         silent: Sequence[Target],
         dead: Sequence[Target],
     ) -> None:
-        """Name those whose silence, death or wrong numbers explain what the other ranks complain about."""
+        """Blame the devices whose silence, death or wrong numbers explain the failures of the other ranks."""
         accused = {what.accused: (began, what) for _, began, what in failed if what.accused is not None}
         culprits = [(targets[rank], *said) for rank, said in accused.items()]
         for target in dead or silent if not culprits else ():

@@ -1,6 +1,6 @@
-"""A preflight worker: imports torch once, then does one job after another until its input ends.
+"""A preflight worker: it imports torch once, then executes jobs until its input ends.
 
-Runs in a bounded child. Before each check it says which, so that the parent can name the one that hangs.
+It runs in a bounded child. Before each check it reports its name, so that the parent can name the one that hangs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from disttest.host.preflight.messages import (
 
 
 def main(_arguments: Sequence[str]) -> None:
-    """Serve jobs with the real benches."""
+    """Execute jobs with the real benches."""
     Worker().serve()
 
 
 class Worker:
-    """Does jobs. Tests plant faults by giving it other benches."""
+    """Executes jobs. Tests plant faults by passing other benches."""
 
     def __init__(self, bench: type[Bench] = Bench, collectives: type[Collectives] = Collectives) -> None:
         self._bench = bench
@@ -42,8 +42,8 @@ class Worker:
         self._torn = False
 
     def serve(self) -> None:
-        """Do jobs until the input ends."""
-        # Ranks on CPU devices share the machine; one thread each keeps them from waiting for each other.
+        """Execute jobs until the input ends."""
+        # Ranks on the CPU share the machine; with one thread each they do not wait for each other.
         torch.set_num_threads(1)
         decoder = msgspec.json.Decoder(AnyJob)
         speak(Ready())
@@ -75,11 +75,11 @@ class Worker:
         if self._run_all(collectives.checks()):
             collectives.close()
         else:
-            # Leaving a group whose other ranks wait can take as long as its timeout.
+            # Destroying a group whose other ranks wait can take as long as its timeout.
             self._torn = True
 
     def _run_all(self, checks: Sequence[Callable[[], Measure | None]]) -> bool:
-        """Run checks until one fails; whether all passed."""
+        """Run checks until one fails; return whether all passed."""
         for check in checks:
             speak(Began(check=check.__name__))
             if not _measure(check):
@@ -88,8 +88,8 @@ class Worker:
 
 
 def _return_memory() -> None:
-    """Other workers need it next. A device that refuses has failed a check, which was told."""
-    cuda: Any = torch.cuda  # has no annotations
+    """Release cached memory for other workers. A device that refuses has already failed a check."""
+    cuda: Any = torch.cuda  # torch.cuda has no annotations
     if cuda.is_initialized():
         with contextlib.suppress(RuntimeError):
             cuda.empty_cache()
@@ -102,7 +102,7 @@ def _measure(check: Callable[[], Measure | None]) -> bool:
     except CheckFailed as failure:
         speak(Measured(passed=False, message=str(failure), accused=failure.accused))
         return False
-    except Exception as error:  # noqa: BLE001 - whatever a device's library raises is the finding
+    except Exception as error:  # noqa: BLE001 - any error of a device's library is a finding
         speak(Measured(passed=False, message=f"{type(error).__name__}: {_first_line(error)}"))
         return False
     speak(Measured(passed=True, value=value, unit=unit, duration_s=time.perf_counter() - started_s))
