@@ -1,4 +1,4 @@
-"""One layer that sees every collective of this process, and tells tools of it.
+"""A layer that observes every collective of this process and notifies tools of it::
 
     class Count(Tool):
         def on_issue(self, call):
@@ -7,15 +7,17 @@
     with observing(Count()):
         dist.all_reduce(tensor)
 
-What it sees, whoever issues it (Python, DDP's reducer, FSDP, DTensor, pipelines, compiled code, any thread): each
-collective and point-to-point call of a process group (``Call``), each wait for one, for a future, a store's key, a group
-that is being made, a backward pass (``Wait``), and groups as they come and go. What it does not is said by :func:`gaps`
-for this version of torch, and in :data:`BLIND_SPOTS` for all.
+It observes each collective and point-to-point call of a process group (``Call``), from any caller: Python, DDP's
+reducer, FSDP, DTensor, pipelines, compiled code, any thread. It also observes each wait (``Wait``) for a call, a
+future, a store's key, a group under construction or a backward pass, and the creation and destruction of groups.
+:func:`gaps` lists the calls that it cannot observe in this version of torch, :data:`BLIND_SPOTS` those in all versions.
 
-Operations on tensors cost nothing while no tool asks for them (:func:`watching_operations`), a collective some 30 µs.
-Importing this changes nothing in torch; :func:`uninstall`, and the end of :func:`observing`, leave nothing of it there.
+Operations on tensors cost nothing while no tool requests them (:func:`watching_operations`); a collective costs
+about 30 µs. Importing this package changes nothing in torch. :func:`uninstall`, and the end of :func:`observing`,
+restore torch completely.
 """
 
+# A plugin could be left out under the plugins that need it, so this is a library of the core.
 from disttest.observe.hub import held_calls, unobserved
 from disttest.observe.install import (
     BLIND_SPOTS,

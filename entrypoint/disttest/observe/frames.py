@@ -1,4 +1,4 @@
-"""Which of our frames Dynamo sees: none."""
+"""Functions that Dynamo must not compile."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any
 
 
 def keep_from_dynamo(function: Any) -> None:
-    """Keep Dynamo from compiling a function and what it calls, without importing Dynamo, which takes a second.
-
-    A function that Dynamo meets while it traces another one is a matter of its own (``_torchdynamo_disable``).
-    """
+    """Keep Dynamo from compiling a function and its callees, without importing Dynamo, which takes a second."""
+    # Functions that Dynamo meets while it traces another one need ``_torchdynamo_disable`` as well.
+    # The C interface of Dynamo is private; torch.compiler.disable would import Dynamo.
     from torch._C._dynamo import eval_frame
 
     skip = eval_frame._FrameAction.SKIP  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Process groups as records, and what has been issued in each."""
+"""Process groups as records, and the numbers of the calls issued in each."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 
 _HOST_WAITS = frozenset({"fake", "gloo", "mpi"})
-"""Backends whose handles make the host wait, whatever device the tensors are of."""
+"""Backends whose handles make the host wait, on any device."""
 
 
 class KnownGroup:
-    """A group that is used in this process, with the numbers of its calls."""
+    """A group in use by this process, with counters for its calls."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.shortest_s = _for_ever(group.timeout_s)
-        """The shortest time limit that it has had."""
+        """The shortest time limit that the group has had."""
         self.collectives = itertools.count(1)
         self.p2p: defaultdict[tuple[str, int, int], Iterator[int]] = defaultdict(lambda: itertools.count(1))
-        """By operation, peer and tag."""
+        """Counters by operation, peer and tag."""
 
 
 _known: WeakKeyDictionary[dist.ProcessGroup, KnownGroup] = WeakKeyDictionary()
 
 
 def known(pg: dist.ProcessGroup) -> KnownGroup:
-    """What is known of a group; found out when it is used for the first time."""
+    """Return the entry of a group; it is created when the group is first used."""
     found = _known.get(pg)
     if found is None:
         found = _known[pg] = KnownGroup(_describe(pg, _ranks(pg)))
@@ -44,34 +44,32 @@ def known(pg: dist.ProcessGroup) -> KnownGroup:
 
 
 def note_made(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
-    """A group has been made.
+    """Record a new group.
 
     Args:
-        pg: of it.
-        ranks: of the default group; empty for the default group itself.
+        pg: its process group.
+        ranks: its ranks in the default group; empty for the default group itself.
     """
     _known[pg] = made = KnownGroup(_describe(pg, ranks or tuple(range(pg.size()))))
     return made.group
 
 
 def forget(pg: Any) -> Group | None:
-    """It is destroyed; what was known of it, if it was made or used while this was on."""
+    """Drop a destroyed group; return its record if it was made or used while the layer was installed."""
     found = _known.pop(pg, None)
     return found.group if found else None
 
 
 def renew_timeouts() -> None:
-    """The time limit of some group has changed; their numbers go on."""
+    """Read all time limits again after one has changed. Call numbers continue."""
     for pg, found in list(_known.items()):
         found.group = _describe(pg, found.group.ranks)
         found.shortest_s = min(found.shortest_s, _for_ever(found.group.timeout_s))
 
 
 def limit_of(call: Call) -> float | None:
-    """Return the shortest time after which a wait for a call may give up; None if torch does not tell.
-
-    Gloo lets a wait for an earlier message use the limit that the group has when the wait begins.
-    """
+    """Return the shortest time after which a wait for a call may give up; None if torch does not report it."""
+    # Gloo gives a wait for an earlier message the limit that the group has when the wait begins.
     names = (each.shortest_s for each in list(_known.values()) if each.group.name == call.group.name)
     limit_s = min(_for_ever(call.timeout_s), *names, float("inf"))
     return None if math.isinf(limit_s) else limit_s
@@ -95,13 +93,14 @@ def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
 
 
 def _ranks(pg: dist.ProcessGroup) -> tuple[int, ...]:
-    """Its ranks in the default group, in the order of their ranks in this one."""
-    places = _c10d()._world.pg_group_ranks.get(pg)  # noqa: SLF001  # no public function takes any group
+    """Return its ranks in the default group, in the order of their ranks in this one."""
+    # torch's public functions reject foreign groups
+    places = _c10d()._world.pg_group_ranks.get(pg)  # noqa: SLF001
     return tuple(sorted(places, key=places.get)) if places else tuple(range(pg.size()))
 
 
 def timeout_s(pg: dist.ProcessGroup) -> float | None:
-    """Its own, as one of its backends has it: torch has no public way to ask."""
+    """Return the time limit of one of its backends; torch has no public function for it."""
     try:
         devices = pg._device_types  # noqa: SLF001
         options = pg._get_backend(devices[0]).options  # noqa: SLF001
@@ -111,7 +110,7 @@ def timeout_s(pg: dist.ProcessGroup) -> float | None:
 
 
 def _queues(pg: dist.ProcessGroup) -> bool:
-    """Whether a backend of a GPU is there, other than those that make the host wait."""
+    """Return whether it has a backend for GPUs other than those that make the host wait."""
     try:
         devices = [each for each in pg._device_types if each.type != "cpu"]  # noqa: SLF001
         return any(pg._get_backend(each).name() not in _HOST_WAITS for each in devices)  # noqa: SLF001

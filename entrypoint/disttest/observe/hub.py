@@ -1,6 +1,6 @@
-"""Between those who see and those who are told: the tools of this process, and what each thread is doing.
+"""The registry between observers and tools: the tools of this process, and the state of each thread.
 
-What sees (kernels, patches) comes here with records; what is told (tools) has been added here. Neither knows the other.
+Observers (kernels, patches) pass records to this module. Tools are registered here. Neither knows the other.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ if TYPE_CHECKING:
 
 
 class _CallingThread(threading.local):
-    """What this thread is at."""
+    """The state of a thread."""
 
     quiet = False
-    """A tool is running, or what is seen is not to be told."""
+    """Whether a tool is running, or observations are suppressed."""
     from_python = False
-    """A method of a process group was called from Python: its caller gets the handle."""
+    """Whether Python called a method of a process group, so that its caller gets the handle."""
     reduce_op = ""
-    """Of the call that is about to be issued."""
+    """Reduction of the call that is about to be issued."""
     issued: list[Call] | None = None
     """The calls that a functional collective has issued."""
     backward = 0
-    """How many times the autograd engine runs in it."""
+    """Nesting depth of the autograd engine in this thread."""
+    # Without this reference, torch would create another object for its caller.
     handle: Any = None
-    """Of the call from Python that is running: a handle that nobody in Python holds would be made anew for its caller."""
+    """Handle of the running call from Python."""
     last: Call | None = None
-    """The last call that it has issued, without tensors."""
+    """The last call that the thread issued, without tensors."""
 
 
 thread = _CallingThread()
 handles: WeakKeyDictionary[Any, Call] = WeakKeyDictionary()
-"""Handles and futures that somebody in Python holds, with their calls."""
+"""Handles and futures that are referenced in Python, with their calls."""
 parts: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
-"""Futures that are made of other ones (``then``, ``collect_all``): these have to be done before."""
+"""Futures made from other ones (``then``, ``collect_all``), which must complete before them."""
 queues: Queues | None = None
-"""Of the GPUs; None where the layer is not in torch."""
+"""Queues of the GPUs; None while the layer is not installed."""
 results: dict[int, Call] = {}
-"""Storages that functional collectives will write, with their calls."""
+"""Storages that functional collectives will fill, with their calls."""
 _MOST_RESULTS = 10_000
-"""Results that nobody waits for; the oldest are forgotten."""
+"""Number of unawaited results that are kept. The oldest are dropped."""
 
 _tools: tuple[Tool, ...] = ()
 _told: dict[str, tuple[Callable[..., Any], ...]] = dict.fromkeys(CALLBACKS, ())
@@ -61,7 +62,7 @@ calls, waits = itertools.count(1), itertools.count(1)
 
 
 def set_tools(tools: Sequence[Tool]) -> None:
-    """From here on these are told."""
+    """Notify exactly these tools from now on."""
     global _tools  # one set of tools per process
     _tools = tuple(tools)
     for name in CALLBACKS:
@@ -70,39 +71,42 @@ def set_tools(tools: Sequence[Tool]) -> None:
 
 
 def tools() -> tuple[Tool, ...]:
-    """Those that are told."""
+    """Return the registered tools."""
     return _tools
 
 
 def listens(name: str) -> bool:
-    """Whether a tool is there that is told of this."""
+    """Return whether a tool implements this callback."""
     return bool(_told[name])
 
 
 def is_idle() -> bool:
-    """Whether nobody is to be told of what this thread does."""
+    """Return whether observations of this thread are dropped."""
     return not _tools or thread.quiet
 
 
 def note_store_call() -> None:
-    """A store is called from Python."""
+    """Count a call of a store from Python."""
     global _store_calls
     if not thread.quiet:
         _store_calls += 1
 
 
 def store_calls() -> int:
-    """How often that was; another number than before if it was since."""
+    """Return the number of calls of stores. It has changed if there was one since."""
     return _store_calls
 
 
 def note_gap(what: str) -> None:
-    """Something cannot be seen here."""
+    """Record something that cannot be observed here."""
     _gaps.setdefault(what)
 
 
 def note_missing(name: str) -> None:
-    """Torch has no such name: one that came before it has nothing to be seen, a newer one may have another name for it."""
+    """Record a name that torch lacks as a gap, if torch is newer than this layer."""
+    # In a newer torch the name may have changed. An older torch lacks the function itself, so nothing can call it.
+    # From 2.9 to 2.15 names were added and none was removed. Counted as gaps, missing names had disabled the proof of
+    # hangs.
     import torch
 
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -111,12 +115,12 @@ def note_missing(name: str) -> None:
 
 
 def gaps() -> tuple[str, ...]:
-    """What cannot be seen in this process, each in words."""
+    """Return descriptions of everything that cannot be observed in this process."""
     return tuple(_gaps)
 
 
 def tell(name: str, *args: Any, **kwargs: Any) -> None:
-    """Tell all tools that listen; what they do themselves is told to nobody."""
+    """Notify all tools that implement a callback. Calls that they make are not observed."""
     __tracebackhide__ = True
     listeners = _told[name]
     if not listeners or thread.quiet:
@@ -130,13 +134,13 @@ def tell(name: str, *args: Any, **kwargs: Any) -> None:
 
 
 def takers(name: str) -> tuple[Callable[[Any, Callable[[], Any]], Any], ...]:
-    """The tools that may take a call; ``name`` is their callback's."""
+    """Return the callbacks that may take over a call."""
     return _told[name]
 
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """What this thread does inside is told to nobody."""
+    """Suppress observations of this thread inside the block."""
     before, thread.quiet = thread.quiet, True
     try:
         yield
@@ -145,7 +149,7 @@ def unobserved() -> Iterator[None]:
 
 
 def hand_on(name: str, call: Any, run: Callable[[], Any]) -> Any:
-    """Run a call, by way of the tools that take it."""
+    """Run a call through the tools that take it over."""
     __tracebackhide__ = True
     for taker in takers(name):
         run = partial(taker, call, run)
@@ -166,7 +170,7 @@ def begin_wait(
     is_public: bool = False,
     roots: tuple[Any, ...] = (),
 ) -> Wait | None:
-    """The thread begins to wait; None where nobody is to be told."""
+    """Record that the thread begins to wait; return None if no tool is notified."""
     __tracebackhide__ = True
     if thread.quiet or not (_told["on_wait"] or _told["on_done"]):
         return None
@@ -190,7 +194,7 @@ def begin_wait(
 
 
 def end_wait(wait: Wait | None, error: BaseException | None = None) -> None:
-    """It has stopped waiting."""
+    """Record that the thread has stopped waiting."""
     if wait is None:
         return
     tell("on_done", wait, error)
@@ -200,7 +204,7 @@ def end_wait(wait: Wait | None, error: BaseException | None = None) -> None:
 
 @contextmanager
 def waiting(kind: WaitKind, call: Call | None = None, **facts: Any) -> Iterator[None]:
-    """The thread waits inside; for waits that are rare, since a context manager costs as much as the rest."""
+    """Record a wait for the duration of the block. It is for rare waits: a context manager doubles the cost."""
     __tracebackhide__ = True
     wait = begin_wait(kind, call, **facts)
     try:
@@ -212,17 +216,17 @@ def waiting(kind: WaitKind, call: Call | None = None, **facts: Any) -> Iterator[
 
 
 def held_calls() -> frozenset[int]:
-    """Numbers of the calls of which somebody in Python still has a handle or a future, and may wait for it."""
+    """Return the numbers of calls whose handle or future is still referenced in Python and may be awaited."""
     return frozenset(call.n for call in list(handles.values()))
 
 
 def note_over(kind: WaitKind, call: Call) -> None:
-    """Somebody has learnt that a call is over without having waited for it: a wait that takes no time."""
+    """Record that a call was found complete without waiting, as a wait that takes no time."""
     end_wait(begin_wait(kind, call))
 
 
 def note_result(storage: int, call: Call) -> None:
-    """A functional collective has promised this storage."""
+    """Record the storage that a functional collective will fill."""
     results.pop(storage, None)
     results[storage] = call
     while len(results) > _MOST_RESULTS:

@@ -1,4 +1,4 @@
-"""The layer, put into torch and taken out again."""
+"""Installation of the layer into torch, and its removal."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ BLIND_SPOTS = (
     "processes that are started as new programs",
     "operations inside a kernel that Inductor has compiled, in threads that ran before their observer, and on storages",
 )
-"""What the layer does not see with any version of torch."""
+"""Calls and waits that the layer cannot observe in any version of torch."""
 
 _hooks: list[Kernels | Replacements] = []
 _watching: Watching | None = None
 
 
 def install(*tools: Tool) -> None:
-    """Put the layer into torch, unless it is there, and add tools to it.
+    """Install the layer into torch if it is not there, and add tools.
 
-    A process that forks others saves them the cost if it does so first (or :func:`prepare`). Tools are of the process
-    that has added them: a fork of it begins without.
+    A process that forks others saves them the cost by calling this first (or :func:`prepare`). Tools belong to the
+    process that added them: a fork starts without tools.
 
     Args:
-        tools: to be told, besides those that are there.
+        tools: tools to notify in addition to those already registered.
     """
     if not _hooks:
         from disttest.observe.kernels import Kernels
@@ -54,8 +54,8 @@ def install(*tools: Tool) -> None:
 
 
 def _set_tools(tools: Sequence[Tool]) -> None:
-    """Tell these, and have replaced what only those need that are told of operations."""
-    global _watching  # torch is one per process
+    """Register the tools; patch what is needed for operations only if a tool implements ``on_op``."""
+    global _watching  # one torch per process
     hub.set_tools(tools)
     if hub.listens("on_op") and _watching is None:
         from disttest.observe.watching import Watching
@@ -67,10 +67,8 @@ def _set_tools(tools: Sequence[Tool]) -> None:
 
 
 def prepare() -> None:
-    """Find in torch what the layer needs, and leave torch as it was: :func:`install` then takes 0.6 ms instead of 10.
-
-    A process that forks many pays for it once; where there is no torch.distributed, nothing happens.
-    """
+    """Look up in torch what the layer needs, and restore torch: :func:`install` then takes 0.6 ms instead of 10."""
+    # A process that forks many others pays for it once. Without torch.distributed, nothing happens.
     dist = sys.modules.get("torch.distributed")
     if not _hooks and dist is not None and dist.is_available():
         install()
@@ -78,7 +76,7 @@ def prepare() -> None:
 
 
 def uninstall() -> None:
-    """Take the tools away, and the layer out of torch."""
+    """Remove the tools, and the layer from torch."""
     _set_tools(())
     while _hooks:
         _hooks.pop().remove()
@@ -86,26 +84,26 @@ def uninstall() -> None:
 
 
 def watching_operations() -> ModuleType:
-    """The module with ``ask`` and ``leave``, by which a tool is told of operations on tensors (``on_op``); needs torch."""
+    """Return the module whose ``ask`` and ``leave`` switch ``on_op`` notifications for a tool; it needs torch."""
     from disttest.observe import watching
 
     return watching
 
 
 def is_watching() -> bool:
-    """Whether a mode of ours is on this thread's stack of dispatch modes, beside those of others."""
+    """Return whether the layer's mode is on this thread's stack of dispatch modes, among those of others."""
     return _watching is not None and watching_operations().is_watched()
 
 
 def is_of_observer(function: object) -> bool:
-    """Whether the layer has put it in the place of a function of torch's, as it may in the middle of a test."""
+    """Return whether the layer has installed this function in torch, which may happen in the middle of a test."""
     module = getattr(function, "__module__", None)
     return isinstance(module, str) and module.startswith(__package__ + ".")
 
 
 @contextlib.contextmanager
 def observing(*tools: Tool) -> Iterator[None]:
-    """Tools that are told of what happens inside, in all threads of this process."""
+    """Notify tools inside the block, in all threads of this process."""
     before, was_there = hub.tools(), bool(_hooks)
     install(*tools)
     try:
@@ -117,13 +115,11 @@ def observing(*tools: Tool) -> Iterator[None]:
 
 
 def store_calls() -> int | None:
-    """How often stores were called from Python in this process, as far as it was to be seen; None without the layer.
-
-    It says no more than whether there were any since it was asked before: threads may count two as one.
-    """
+    """Return the number of observed calls of stores from Python; None without the layer."""
+    # Only a change between two results is meaningful: concurrent threads may count two calls as one.
     return hub.store_calls() if _hooks else None
 
 
 def gaps() -> tuple[str, ...]:
-    """What cannot be seen in this process, since this version of torch lacks a hook or calls came out otherwise than expected."""
+    """Return descriptions of calls that cannot be observed: torch lacks a hook, or a call had an unexpected form."""
     return hub.gaps()

@@ -1,11 +1,13 @@
-"""What the dispatcher sees: kernels for the operations of ``c10d`` that tell of a call and hand it on.
+"""Observation by the dispatcher: kernels for the operations of ``c10d`` that record a call and redispatch it.
 
-At the key BackendSelect they are reached by every caller, Python, C++ and compiled code, and by no operation on
-tensors. ``redispatch`` lets go of the GIL while a backend blocks (``call_boxed`` of a kernel does not).
+At the key BackendSelect they are reached by every caller (Python, C++ and compiled code) and by no operation on
+tensors. ``redispatch`` releases the GIL while a backend blocks; ``call_boxed`` of a kernel does not.
 """
 
 from __future__ import annotations
 
+# Alternatives see less: a dispatch mode misses other threads and makes Dynamo skip frames, patched functions miss
+# C++, and a custom process group misses DDP, FSDP and DTensor.
 import contextlib
 import functools
 import threading
@@ -32,6 +34,7 @@ from disttest.observe.records import ANY_SOURCE, Call, Group, Wait, WaitKind
 from disttest.observe.sites import call_site
 
 _KEY = "BackendSelect"
+# The dispatcher's key sets have no public Python interface.
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
 _OF_GROUP = -1
 _EQUAL_PARTS: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -40,7 +43,7 @@ Kernel = Callable[..., Any]
 
 
 class Kernels:
-    """The kernels, from when they are made until :meth:`remove`."""
+    """The kernels, registered from construction until :meth:`remove`."""
 
     def __init__(self) -> None:
         self._libraries = {
@@ -64,16 +67,17 @@ class Kernels:
             return
         kernel = make(operator.redispatch)
         keep_from_dynamo(kernel)
-        self._libraries[library].impl(name, _KEY, kernel, True)  # type: ignore[call-arg]  # with the key set
+        # the kernel takes the key set as its first argument
+        self._libraries[library].impl(name, _KEY, kernel, True)  # type: ignore[call-arg]
 
     def remove(self) -> None:
-        """Take them out of the dispatcher."""
+        """Remove the kernels from the dispatcher."""
         self._libraries.clear()
 
 
 @functools.cache
 def _unknown() -> tuple[tuple[str, str], ...]:
-    """Library and name of each operation on a group that this torch has, and none of these modules knows."""
+    """Return library and name of each operation on a group in this torch that these modules do not know."""
     known = {("c10d", row.op) for row in OPERATIONS} | {("_c10d_functional", name) for name in FUNCTIONAL}
     there = (name.split("::") for name in torch._C._dispatch_get_all_op_names())  # noqa: SLF001
     found = {(library, name) for library, name in there if library in ("c10d", "_c10d_functional")}
@@ -81,13 +85,13 @@ def _unknown() -> tuple[tuple[str, str], ...]:
 
 
 def _takes_a_group(library: str, name: str) -> bool:
-    """Whether it is a call: others look at tensors, wrap them, or wait for them."""
+    """Return whether an operation is a call. Others inspect, wrap or await tensors."""
     operator = getattr(getattr(getattr(torch.ops, library), name), "default", None)
     return operator is not None and any("group" in each.name for each in operator._schema.arguments)  # noqa: SLF001
 
 
 def _unseen(name: str, redispatch: Kernel) -> Kernel:
-    """The kernel of an operation that nobody here knows: whoever calls it does what is not seen."""
+    """Return the kernel of an unknown operation: its use is a gap."""
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -98,7 +102,7 @@ def _unseen(name: str, redispatch: Kernel) -> Kernel:
 
 
 def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
-    """The kernel of an operation of ``c10d``."""
+    """Return the kernel of an operation of ``c10d``."""
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -125,7 +129,7 @@ def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
 
 
 def _begin_to_block(operation: Operation, call: Call, device: torch.device | None) -> Wait | None:
-    """The wait of a call that returns when it is done, as a barrier of GPUs does that is not asynchronous."""
+    """Record the wait of a call that returns when it is done, such as a synchronous barrier of GPUs."""
     if operation.blocks:
         return hub.begin_wait(WaitKind.OPERATION, call, timeout_s=call.timeout_s, site=call.site)
     if device is not None and operation.inputs is None and not call.is_async:
@@ -134,7 +138,7 @@ def _begin_to_block(operation: Operation, call: Call, device: torch.device | Non
 
 
 def _queue_of(group: Group, tensors: Sequence[torch.Tensor]) -> torch.device | None:
-    """The GPU in whose queue a call with these tensors is going to be; None: the host waits for it."""
+    """Return the GPU whose queue a call with these tensors enters; None if the host waits for it."""
     if not group.queues:
         return None
     if not tensors:
@@ -143,13 +147,13 @@ def _queue_of(group: Group, tensors: Sequence[torch.Tensor]) -> torch.device | N
 
 
 def _behind(group: Group, tensors: Sequence[torch.Tensor]) -> tuple[str, int] | None:
-    """What a call is going to be behind there."""
+    """Return the last call in the queue that this call will enter."""
     device = _queue_of(group, tensors)
     return None if device is None or hub.queues is None else hub.queues.last_before(device)
 
 
 def _hand_on(call: Call, redispatch: Kernel, below: Any, args: Any, kwargs: Any) -> Any:
-    """Hand a call to its backend, or to the tools that take it."""
+    """Pass a call to its backend, or to the tools that take it over."""
     __tracebackhide__ = True
     if not hub.takers("take"):
         return redispatch(below, *args, **kwargs)
@@ -157,7 +161,7 @@ def _hand_on(call: Call, redispatch: Kernel, below: Any, args: Any, kwargs: Any)
 
 
 def _note_handle(call: Call, result: Any) -> dist.Work | None:
-    """The handle of a call, if its caller is going to hold it; NCCL has none for calls that are not asynchronous."""
+    """Record the handle of a call if its caller will hold it. NCCL returns none for synchronous calls."""
     thread = hub.thread
     if thread.issued is not None:
         thread.issued.append(call)
@@ -172,7 +176,7 @@ def _note_handle(call: Call, result: Any) -> dist.Work | None:
 
 
 def _read(operation: Operation, args: tuple[Any, ...]) -> Call | None:
-    """The record of a call; None where nothing is sent (tracing), or where it cannot be understood."""
+    """Build the record of a call; None if nothing is sent (tracing) or the arguments are not understood."""
     try:
         inputs = tensors(argument(args, operation.inputs))
         outputs = tensors(argument(args, operation.outputs))
@@ -180,7 +184,7 @@ def _read(operation: Operation, args: tuple[Any, ...]) -> Call | None:
             if tensor.is_meta:
                 return None
         return _record(operation, args, inputs, outputs)
-    except Exception as error:  # noqa: BLE001  # whatever it is, the user's call goes on
+    except Exception as error:  # noqa: BLE001  # the user's call continues in any case
         hub.note_gap(f"c10d::{operation.op}: {type(error).__name__}: {error}")
         return None
 
@@ -228,7 +232,7 @@ def _splits(operation: Operation, args: tuple[Any, ...]) -> tuple[tuple[int, ...
 
 
 def _functional(redispatch: Kernel) -> Kernel:
-    """The kernel of a functional collective: it remembers which tensors its calls will fill."""
+    """Return the kernel of a functional collective, which records the tensors that its calls will fill."""
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -251,12 +255,12 @@ def _functional(redispatch: Kernel) -> Kernel:
 
 
 def _reduction(args: tuple[Any, ...]) -> str:
-    """The reduction of a functional collective: the only word among its first two arguments."""
+    """Return the reduction of a functional collective: the only string among its first two arguments."""
     return args[1].upper() if len(args) > 1 and isinstance(args[1], str) else ""
 
 
 def _wait_tensor(redispatch: Kernel) -> Kernel:
-    """The kernel of the wait for a functional collective; what was waited for already is no wait."""
+    """Return the kernel of the wait for a functional collective. A second wait is not recorded."""
 
     def kernel(keys: Any, tensor: torch.Tensor) -> Any:
         __tracebackhide__ = True
@@ -270,7 +274,7 @@ def _wait_tensor(redispatch: Kernel) -> Kernel:
 
 
 def _wait_tensors(redispatch: Kernel) -> Kernel:
-    """The kernel of the wait for several of them, one after the other as its backend waits."""
+    """Return the kernel of the wait for several tensors, one after another, as its backend waits."""
 
     def kernel(keys: Any, given: Sequence[torch.Tensor]) -> Any:
         __tracebackhide__ = True
@@ -286,5 +290,5 @@ def _wait_tensors(redispatch: Kernel) -> Kernel:
 
 
 def _awaited(tensor: torch.Tensor) -> Call | None:
-    """The call that is to fill a tensor, which nobody has waited for yet."""
+    """Return the call that will fill a tensor, if it was not awaited yet."""
     return None if tensor.is_meta else hub.results.pop(tensor.untyped_storage()._cdata, None)  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""The bytes of tensors, without operations of torch where possible: those could be seen by modes of the test."""
+"""Bytes of tensors, read without torch operations where possible: modes of the test could observe those."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import torch
 
 
 def can_be_kept(tensor: torch.Tensor) -> bool:
-    """Whether its values are plain memory of this process."""
+    """Return whether the values are plain memory of this process."""
     return tensor.layout is torch.strided and tensor.device.type == "cpu"
 
 
 def bytes_of(tensors: Sequence[torch.Tensor]) -> bytes:
-    """Their values, one after the other."""
+    """Return the values of the tensors, one after another."""
+    # `Tensor.numpy()` would create storages that cannot be resized.
     return b"".join(ctypes.string_at(each.data_ptr(), each.nbytes) for each in map(_dense, tensors))
 
 
 def digest_of(tensors: Sequence[torch.Tensor]) -> int:
-    """CRC-32 of their values."""
+    """Return the CRC-32 of the values."""
+    # 0.25 ms per MB. `hash_tensor` and sums are as fast, but do not detect two exchanged numbers.
     digest = 0
     for each in map(_dense, tensors):
         digest = zlib.crc32(_memory(each), digest)
@@ -33,7 +35,7 @@ def fill(tensors: Sequence[torch.Tensor], body: memoryview) -> None:
     """Write values into tensors.
 
     Raises:
-        ValueError: they do not have the size for it.
+        ValueError: the tensors have another size.
     """
     data, at = body, 0
     if len(data) != sum(each.nbytes for each in tensors):
@@ -63,6 +65,6 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
-    """No mode of the test sees what is done inside, and autograd neither."""
+    """Hide the operations inside the block from modes of the test and from autograd."""
     with torch._C._DisableTorchDispatch(), torch.no_grad():  # noqa: SLF001
         yield

@@ -1,7 +1,7 @@
-"""The operations of ``c10d``, one row each: where in their arguments a call's record finds its parts. Pure data.
+"""The operations of ``c10d``, one row each: the positions of arguments that a call's record needs. Pure data.
 
-The numbers are places in torch's schemas (``torch/csrc/distributed/c10d/Ops.cpp``). The dispatcher leaves out arguments
-at the end that have their default values.
+The numbers are positions in torch's schemas (``torch/csrc/distributed/c10d/Ops.cpp``). The dispatcher omits
+trailing arguments with their default values.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ class Operation:
     """A row."""
 
     op: str
-    """In ``c10d``."""
+    """Name in ``c10d``."""
     inputs: int | None
     outputs: int | None
     group: int
     is_async: int | None = None
     timeout: int | None = None
-    """Milliseconds; -1: the group's."""
+    """Milliseconds; -1 means the limit of the group."""
     root: int | None = None
     peer: int | None = None
     tag: int | None = None
     splits: tuple[int, int] | None = None
-    """Sizes of the parts of outputs and of inputs, one for each rank; empty lists: equal parts."""
+    """Positions of the part sizes of outputs and inputs, one per rank; empty lists mean equal parts."""
     blocks: bool = False
-    """It has no handle: it returns when it is done."""
+    """Whether it returns only when it is done, without a handle."""
 
     @cached_property
     def name(self) -> str:
-        """As records tell it."""
+        """Name in records."""
         return self.op.strip("_")
 
     @cached_property
@@ -73,7 +73,7 @@ OPERATIONS = (
 IN_PLACE = frozenset(
     row.name for row in OPERATIONS if row.outputs is None and row.inputs is not None and not row.is_p2p
 )
-"""Names of the collectives without outputs: they write what they read."""
+"""Names of the collectives without outputs: they write into their inputs."""
 
 _TITLES = {
     "allgather": "all_gather",
@@ -87,7 +87,7 @@ _TITLES = {
     "recv_any_source": "recv",
     "reduce_scatter_base": "reduce_scatter_tensor",
 }
-"""Names of operations -> those of ``torch.distributed``, where they differ."""
+"""Names of operations, mapped to those of ``torch.distributed`` if they differ."""
 
 FUNCTIONAL = (
     "all_gather_into_tensor",
@@ -107,29 +107,29 @@ FUNCTIONAL = (
     "reduce_scatter_tensor_coalesced",
     "reduce_scatter_tensor_out",
 )
-"""Those of ``_c10d_functional`` that issue calls; each reaches an operation of ``c10d`` through C++."""
+"""Operations of ``_c10d_functional`` that issue calls. Each reaches an operation of ``c10d`` through C++."""
 
 WAIT, WAIT_FOR_ALL = "wait_tensor", "wait_tensors"
-"""Those of ``_c10d_functional`` that wait."""
+"""Operations of ``_c10d_functional`` that wait."""
 
 NEWEST_READ = (2, 15)
-"""The release of torch whose names were read last, of those from 2.9 on: there some came, and none went."""
+"""Newest release of torch whose names were compared. From 2.9 to it, names were added and none removed."""
 
-_SEQUENCES = (list, tuple)  # a union of types would be made anew for each call
+_SEQUENCES = (list, tuple)  # a union of types would be built again for each call
 
 
 def title_of(op: str) -> str:
-    """``all_reduce`` for ``allreduce``: the function that users call."""
+    """Return the name of the function that users call: ``all_reduce`` for ``allreduce``."""
     return _TITLES.get(op, op)
 
 
 def argument(args: Sequence[Any], place: int | None, default: Any = None) -> Any:
-    """An argument, or its default where the dispatcher has left it out."""
+    """Return an argument, or its default if the dispatcher omitted it."""
     return default if place is None or place >= len(args) else args[place]
 
 
 def tensors(value: Any) -> tuple[torch.Tensor, ...]:
-    """All tensors in an argument: one, a list, or a list of lists."""
+    """Return all tensors of an argument: one, a list, or a list of lists."""
     if value is None:
         return ()
     if not isinstance(value, _SEQUENCES):

@@ -1,7 +1,7 @@
-"""What the dispatcher does not see: waits, stores, groups, and which calls come from Python.
+"""Observation outside of the dispatcher: waits, stores, groups, and calls that come from Python.
 
-Methods of torch's classes are replaced by functions of ours that tell and then call the method; :meth:`Patches.remove`
-puts back exactly what was there.
+Methods of torch's classes are replaced by functions that record the call and then call the method.
+:meth:`Patches.remove` restores exactly the original attributes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _ISSUING = (
     "scatter",
     "send",
 )
-"""Methods of a process group that issue a call, and return its handle."""
+"""Methods of a process group that issue a call and return its handle."""
 _TIMEOUTS = frozenset({"set_timeout", "_set_default_timeout"})
-"""Methods that change the time limit of a group or of its backend; each class of a backend defines its own."""
+"""Methods that change the time limit of a group or of its backend. Each backend class defines its own."""
 _STORE_WAITS = ("get", "multi_get", "queue_pop", "wait")
 _STORE_CALLS = (
     *("add", "append", "check", "compare_set", "delete_key", "list_keys", "multi_set", "num_keys"),
@@ -61,7 +61,7 @@ _STORE_CALLS = (
 
 
 class Patches(Replacements):
-    """The replaced methods, from when they are replaced."""
+    """The replaced methods, from construction on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,11 +109,11 @@ def _issuing(original: Original) -> Original:
 
 
 _OPERATORS = {member.value: name for name, member in dist.ReduceOp.RedOpType.__members__.items()}
-"""By number: torch compares its members five times as slowly."""
+"""Names by number: comparing torch's enum members is five times as slow."""
 
 
 def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The reduction among the arguments of a method: in its options, or by itself."""
+    """Return the reduction among the arguments of a method: in its options, or as an argument."""
     for value in (*args[1:], *kwargs.values()):
         operator = getattr(value, "reduceOp", value)
         if isinstance(operator, dist.ReduceOp):
@@ -124,7 +124,7 @@ def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _seconds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """The time limit among the arguments of a wait."""
+    """Return the time limit among the arguments of a wait."""
     if not (args or kwargs):
         return None
     limit = next((each for each in (*args, *kwargs.values()) if isinstance(each, timedelta)), None)
@@ -172,18 +172,19 @@ def _get_future(original: Original) -> Original:
 
 
 def _calls_behind(handle: Any) -> list[Call]:
-    """The calls that are over when a handle or a future is done."""
+    """Return the calls that are complete when a handle or a future is done."""
     call = hub.handles.get(handle)
     own = [] if call is None else [call]
     return own + [each for part in hub.parts.get(handle, ()) for each in _calls_behind(part)]
 
 
 def _awaited(future: Any) -> Call | None:
-    """The call that a future waits for; of several the last one, which comes after the others of its group."""
+    """Return the call that a future waits for."""
+    # Of several it is the last, which completes after the others of its group.
     pending = next((part for part in hub.parts.get(future, ())[::-1] if not part.done()), None)
     if pending is not None:
         return _awaited(pending)
-    behind = _calls_behind(future)  # of a made one, whose parts have been done by now
+    behind = _calls_behind(future)  # for a derived future whose parts are done by now
     return behind[-1] if behind else None
 
 
@@ -196,7 +197,7 @@ def _future_wait(original: Original) -> Original:
         with hub.waiting(WaitKind.FUTURE, call, timeout_s=groups.limit_of(call) if call else None):
             result = original(self, *args, **kwargs)
         if self in hub.parts:
-            self.done()  # notes that the other calls are over, too
+            self.done()  # records that the other calls are complete, too
         return result
 
     return wait
@@ -259,11 +260,9 @@ def _store_wait(original: Original) -> Original:
 
 
 def _is_public(store: Any) -> bool:
-    """Whether processes that are not ranks may set keys of a store.
-
-    A HashStore is in the memory of this process. The default group's store has a prefix of its own, which is known
-    only to the ranks. A file, and a server at an address that the test has chosen, are open to everybody.
-    """
+    """Return whether processes that are not ranks may set keys of a store."""
+    # A HashStore is in the memory of this process. The default group's store has a prefix that only the ranks know.
+    # Any process can reach a file, or a server at an address that the test has chosen.
     default = c10d._get_default_store() if dist.is_initialized() else None  # noqa: SLF001
     while store is not default and isinstance(store, c10d.PrefixStore):
         store = store.underlying_store
@@ -285,7 +284,7 @@ def _store_call(original: Original) -> Original:
 
 
 def _shortest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """The shortest time limit among arguments: one of them, or of a store."""
+    """Return the shortest time limit among the arguments: a timedelta, or that of a store."""
     values = (*args, *kwargs.values())
     limits = [each for each in values if isinstance(each, timedelta)]
     limits += [each.timeout for each in values if isinstance(each, dist.Store)]  # type: ignore[attr-defined]
@@ -344,7 +343,7 @@ def _changes_timeout(original: Original) -> Original:
 
 
 class _Engine:
-    """The autograd engine, with a note that it runs; its own type takes no attributes."""
+    """The autograd engine with a note that it runs. The engine's own type accepts no attributes."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -353,7 +352,7 @@ class _Engine:
         return getattr(self._engine, name)
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it; calls that are issued meanwhile are part of a backward pass."""
+        """Run the engine. Calls that are issued meanwhile belong to a backward pass."""
         __tracebackhide__ = True
         hub.thread.backward += 1
         try:

@@ -1,12 +1,13 @@
-"""Waits for a GPU, and which calls it waits for in turn: over NCCL the host waits for none of them itself.
+"""Waits for a GPU, and the calls that it waits for: over NCCL the host itself waits for none of them.
 
-Such a call returns when it is in a queue. The stream that was current waits for it, at once or from ``wait()`` of its handle
-on; a thread waits where it asks for what that stream computes. Those places are replaced when the first such call is seen:
-where all calls are of the CPU, nothing is.
+Such a call returns when it is in a queue. The current stream waits for it, immediately or from ``wait()`` of its
+handle on. A thread waits where it needs a result of that stream. These functions are replaced when the first such
+call is observed, and not if all calls are on the CPU.
 """
 
 from __future__ import annotations
 
+# The calls are those that this rank has observed. The driver would have to be asked by a process that hangs.
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -21,41 +22,41 @@ from disttest.observe.replacing import Original, Replacements
 
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
 _MOST_CALLS = 10_000
-"""Calls that no stream has been told to wait for; the oldest are forgotten."""
+"""Number of calls without a waiting stream that are kept. The oldest are dropped."""
 
 Stream = tuple[torch.device, int]
-"""Of a device, by torch's number."""
+"""Device, and torch's number of the stream."""
 
 
 class Queues(Replacements):
-    """What the streams of this process wait for, and where its threads wait for them."""
+    """The calls that streams of this process wait for, and the functions where threads wait for streams."""
 
     def __init__(self) -> None:
         super().__init__()
         self._loose: dict[int, tuple[Call, torch.device]] = {}
-        """Calls that no stream is known to wait for, by their numbers."""
+        """Calls that no stream is known to wait for, by number."""
         self._last: defaultdict[torch.device, dict[str, Call]] = defaultdict(dict)
-        """The last call of each group: the whole device waits for it."""
+        """The last call of each group. A device-wide synchronisation waits for it."""
         self._behind: defaultdict[Stream, dict[str, Call]] = defaultdict(dict)
         """The last call of each group that a stream waits for."""
         self._library: Any = None
 
     def remove(self) -> None:
-        """Put back what was replaced."""
+        """Restore the replaced functions."""
         super().remove()
         self._library = None
 
     @property
     def are_used(self) -> bool:
-        """Whether a call was seen that is in one."""
+        """Whether a queued call was observed."""
         return bool(self._last)
 
     def note_issued(self, call: Call, device: torch.device) -> None:
-        """A call is in a queue.
+        """Record a queued call.
 
         Args:
-            call: without its tensors.
-            device: of its tensors.
+            call: the call, without its tensors.
+            device: device of its tensors.
         """
         if not self._last:
             self._try_to_replace(device)
@@ -68,17 +69,18 @@ class Queues(Replacements):
             del self._loose[next(iter(self._loose))]
 
     def last_before(self, device: torch.device) -> tuple[str, int] | None:
-        """Group and number of the last collective that a call in the current stream of a device has to wait for."""
+        """Return group and number of the last collective that a call in a device's current stream must wait for."""
         if not self._last:
             return None
         queued = self._behind.get(_current(device), {}).values()
-        # Whether somebody has waited for what C++ has issued is inferred: not sure enough to follow from.
+        # A wait for a call that C++ has issued is inferred, which is too uncertain for conclusions.
         sure = [call for call in queued if not call.is_p2p and (call.is_functional or not call.by_cpp)]
         last = max(sure, key=lambda call: call.n, default=None)
         return None if last is None else (last.group.name, last.seq)
 
     def note_done(self, wait: Wait) -> None:
-        """A thread has waited: the current stream does from here on, if it was for calls of a GPU."""
+        """Record that a thread has waited."""
+        # If it was for calls of a GPU, the current stream waits for them from now on.
         if wait.call is not None:
             self._note_joined(wait.call)
         elif wait.kind is WaitKind.BACKWARD:
@@ -88,7 +90,7 @@ class Queues(Replacements):
                     self._note_joined(call)
 
     def forget(self, group: str) -> None:
-        """A group is destroyed, and another one may get its name and begin to count anew."""
+        """Drop a destroyed group. Another one may get its name and count from the start."""
         for last in (*self._last.values(), *self._behind.values()):
             last.pop(group, None)
         for call, _ in list(self._loose.values()):
@@ -100,12 +102,12 @@ class Queues(Replacements):
         if queued is not None:
             self._behind[_current(queued[1])][call.group.name] = call
 
-    # --- where threads wait
+    # --- functions in which threads wait
 
     def _try_to_replace(self, device: torch.device) -> None:
         try:
             self._replace(torch.get_device_module(device))
-        except (AttributeError, RuntimeError) as error:  # the user's call goes on
+        except (AttributeError, RuntimeError) as error:  # the user's call continues
             hub.note_gap(f"waits for {device.type}: {type(error).__name__}: {error}")
 
     def _replace(self, module: Any) -> None:
@@ -120,12 +122,12 @@ class Queues(Replacements):
         self.replace(module.Stream, "synchronize", self._stream_synchronizing)
 
     def _item(self, redispatch: Callable[..., Any]) -> Callable[..., Any]:
-        """The kernel by which all that reads one number comes: ``item()``, ``bool()``, ``assert_close``."""
+        """Return the kernel through which every read of one number goes: ``item()``, ``bool()``, ``assert_close``."""
 
         def item(keys: Any, tensor: Any) -> Any:
             __tracebackhide__ = True
             if not isinstance(tensor, torch.Tensor):
-                return tensor  # torch hands a kernel the number itself where it has made the tensor of it
+                return tensor  # torch passes the number itself if it made the tensor from it
             run = partial(redispatch, keys & _BELOW, tensor)
             if hub.is_idle() or tensor.device.type in ("cpu", "meta"):
                 return run()
@@ -134,7 +136,8 @@ class Queues(Replacements):
         return item
 
     def _copying(self, original: Original) -> Original:
-        """A method of tensors that may copy one to the host; others need no more than their stream."""
+        """Wrap a method of tensors that may copy to the host. Copies to other devices only need their stream."""
+        # `copy_` is not among them: torch passes Python numbers to a kernel in the place of tensors that it made from them.
 
         def copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -171,7 +174,7 @@ class Queues(Replacements):
         return synchronize
 
     def _wait(self, queues: defaultdict[Any, dict[str, Call]], queue: Any, run: Callable[[], Any]) -> Any:
-        """Wait for all that is in a queue, which is then empty."""
+        """Wait for all calls of a queue, which is empty afterwards."""
         __tracebackhide__ = True
         calls = tuple(sorted(queues[queue].values(), key=lambda call: call.n)) if queue in queues else ()
         if not calls:
@@ -190,7 +193,7 @@ def _current(device: torch.device) -> Stream:
 
 
 def _index(device: Any) -> int:
-    """Of a device as torch's functions take it: by number, by name, or the current one."""
+    """Return the index of a device given as a number, a name, or None for the current one."""
     if isinstance(device, int):
         return device
     index = torch.device(device).index if device is not None else None
@@ -198,7 +201,7 @@ def _index(device: Any) -> int:
 
 
 def _to_host(original: Original, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a copy is one to the host, that its caller waits for."""
+    """Return whether a copy is one to the host that its caller waits for."""
     if original.__name__ != "to":
         return True
     values = (*args, *kwargs.values())

@@ -1,4 +1,4 @@
-"""What is seen: one frozen record for each collective, each wait, and each group."""
+"""Records of observations: one frozen struct for each collective, each wait, and each group."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     import torch
 
 ANY_SOURCE = -1
-"""The peer of a receive that takes from whoever sends first."""
+"""The peer of a receive that accepts the first sender."""
 
 
 class Site(NamedTuple):
-    """The innermost line that is neither torch's nor ours."""
+    """The innermost line of code that belongs neither to torch nor to disttest."""
 
     code: CodeType | None
-    """None: nobody in Python has called, as in a thread of C++."""
+    """None if no Python code made the call, as in a thread of C++."""
     line: int
 
     @property
     def file(self) -> str:
-        """Its path; empty without Python."""
+        """Path of the file; empty without Python."""
         return self.code.co_filename if self.code else ""
 
     @property
     def function(self) -> str:
-        """Its function; empty without Python."""
+        """Name of the function; empty without Python."""
         return self.code.co_name if self.code else ""
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Spec(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -55,12 +55,12 @@ class Spec(NamedTuple):
 
 
 def spec_of(tensor: torch.Tensor) -> Spec:
-    """What a tensor is, without its values: ``float32[4, 3]``."""
+    """Describe a tensor without its values: ``float32[4, 3]``."""
     return Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def as_text(text: str) -> str:
-    """As UTF-8 can say it: names of files and words of errors may not be Unicode."""
+    """Escape text for UTF-8: names of files and messages of errors may not be Unicode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -68,63 +68,65 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """A process group of this process."""
 
     name: str
-    """torch's, the same in all its ranks."""
+    """torch's name, the same in all its ranks."""
     description: str
-    """``default`` for the default group, else what its maker called it (empty: nothing)."""
+    """``default`` for the default group, otherwise the description given by its creator, or empty."""
     ranks: tuple[int, ...]
-    """Ranks of the default group that belong to it, in order of their ranks in this one."""
+    """Its ranks in the default group, in order of their ranks in this one."""
     backend: str
     timeout_s: float | None
-    """How long its calls wait unless they say otherwise; None if torch does not tell."""
+    """Default time limit of its calls; None if torch does not report it."""
     queues: bool = False
-    """Whether its calls with tensors of a GPU return when they are in a queue of it, as over NCCL."""
+    """Whether its calls with GPU tensors return once they are queued, as over NCCL."""
     is_foreign: bool = False
-    """Torch does not list it: its members may be processes that are not ranks of the default group."""
+    """Whether torch does not list it, so that members may be processes other than ranks of the default group."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A collective or point-to-point call that this process has issued.
 
-    A struct without garbage collection: tools must not put it into a cycle. It holds the tensors, so whoever keeps it
+    The struct has no garbage collection, so tools must not put it into a cycle. It holds the tensors; keeping it
     longer than the call keeps their memory (:meth:`without_tensors`).
     """
 
     n: int
-    """Its number among all calls of this process, from 1."""
+    """Number among all calls of this process, from 1."""
     op: str
     """torch's name without namespace and underscores: ``allreduce``, ``reduce_scatter_base``, ``send``, ``barrier``."""
     group: Group
     seq: int
-    """Its number among the collectives that this process has issued in the group, from 1; of a point-to-point call
-    among those with the same peer, tag and direction."""
+    """Number among the collectives that this process issued in the group, from 1; for a point-to-point call, among
+    those with the same peer, tag and direction.
+    """
     peer: int | None
     """The other rank (of the default group) of a point-to-point call, :data:`ANY_SOURCE`, or None for a collective."""
     tag: int
     root: int | None
-    """The rank (of the default group) that a rooted collective starts from or ends in."""
+    """The rank (of the default group) that is the root of a rooted collective."""
     reduce_op: str
-    """``SUM``, ``MAX``, …; empty where there is none, and where C++ has issued the call, which does not tell."""
+    """``SUM``, ``MAX``, …; empty without a reduction, and for calls of C++, which do not report it."""
     is_async: bool
     """Whether the caller asked for a handle instead of waiting."""
     timeout_s: float | None
-    """How long it waits; None if torch does not tell."""
+    """Time limit; None if torch does not report it."""
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     """Empty for collectives in place."""
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    """Rows that it takes from and gives to each rank of the group, of an all_to_all_single; empty: equal parts."""
+    """Rows of an all_to_all_single received from and sent to each rank of the group; empty means equal parts."""
     site: Site
     thread: int
     """``threading.get_ident()``."""
     by_cpp: bool
-    """Issued by C++ (DDP's reducer, functional collectives): nobody in Python holds its handle."""
+    """Whether C++ issued it (DDP's reducer, functional collectives), so that no Python code holds its handle."""
     in_backward: bool
-    """The autograd engine runs in this thread."""
+    """Whether the autograd engine runs in this thread."""
     is_functional: bool = False
-    """Issued by a functional collective: a wait for the tensor that it has returned ends it."""
+    """Whether a functional collective issued it. A wait for the returned tensor completes it."""
     behind: tuple[str, int] | None = None
-    """Of a call in the queue of a GPU: name of the group and number of the last collective that its stream has to come
-    through before it; None where there is none, or it is not known."""
+    """For a call in a GPU's queue: group and number of the last collective that its stream must complete before it;
+    None if there is none or it is unknown.
+    """
 
     @property
     def is_p2p(self) -> bool:
@@ -132,11 +134,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.peer is not None
 
     def read_in(self, rank: int) -> tuple[torch.Tensor, ...]:
-        """The inputs whose values a rank hands over; the buffers in which others receive a broadcast are not read."""
+        """Return the inputs whose values a rank sends. The buffers that receive a broadcast are not read."""
         return () if self.op == "broadcast" and self.root != rank else self.inputs
 
     def without_tensors(self) -> Call:
-        """The same, holding no memory."""
+        """Return the call without references to tensors."""
         return msgspec.structs.replace(self, inputs=(), outputs=())
 
 
@@ -144,58 +146,58 @@ class StoreCall(NamedTuple):
     """A call of a store's method from Python."""
 
     op: str
-    """Its name: ``get``, ``compare_set``, …"""
+    """Name of the method: ``get``, ``compare_set``, …"""
     arguments: tuple[Any, ...]
-    """Those by name come last."""
+    """All arguments; keyword arguments are last."""
     site: Site
     thread: int
     """``threading.get_ident()``."""
 
 
 class WaitKind(StrEnum):
-    """What a thread waits in; the value is its word in messages."""
+    """The kind of a wait. The value is the word in messages."""
 
     WORK = "work"
     """The handle of a call."""
     TENSOR = "tensor"
     """The result of a functional collective (``wait_tensor``)."""
     FUTURE = "future"
-    """A future: of a call, or of anything else."""
+    """A future of a call, or of anything else."""
     OPERATION = "operation"
     """A call that returns when it is done (``monitored_barrier``)."""
     STORE = "store"
     """Keys of a store."""
     GROUP = "group"
-    """A process group that is being made or destroyed."""
+    """A process group that is being created or destroyed."""
     BACKWARD = "backward"
     """The autograd engine, which may wait for calls of C++."""
     DEVICE = "device"
-    """A GPU, which has calls in the queue that it has to come through."""
+    """A GPU with calls in its queue."""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A thread that has begun to wait, or (for ``BACKWARD``) that is in C++ and may."""
+    """A thread that has begun to wait, or (for ``BACKWARD``) that is in C++ and may wait."""
 
     n: int
-    """Its number among all waits of this process, from 1."""
+    """Number among all waits of this process, from 1."""
     kind: WaitKind
     call: Call | None
-    """What it waits for, where that is one call (without its tensors)."""
+    """The awaited call, if it is a single one, without its tensors."""
     keys: tuple[str, ...]
-    """Of the store."""
+    """Keys of the store."""
     timeout_s: float | None
-    """How long it waits; None if nobody said, or for ever."""
+    """Time limit; None if there is none or it is unknown."""
     site: Site
     thread: int
     ranks: tuple[int, ...] = ()
-    """Of the default group: the members of a group that is being made."""
+    """Ranks of the default group that are members of a group under construction."""
     group_name: str = ""
-    """torch's name of that group: its number, unless only its members make it."""
+    """torch's name of that group: its number, unless only its members create it."""
     group_description: str = ""
-    """As its maker has called it; a dimension of a DeviceMesh is ``mesh_`` and its name."""
+    """Description given by its creator. A dimension of a DeviceMesh is ``mesh_`` and its name."""
     calls: tuple[Call, ...] = ()
-    """In the queue of the GPU that is waited for: the last one of each group, without tensors, the newest last."""
+    """Calls in the queue of the awaited GPU: the last one of each group, without tensors, newest last."""
     is_public: bool = False
-    """Processes that are not ranks can end it, too: they can reach the store."""
+    """Whether processes other than ranks can reach the store and so end the wait."""
     roots: tuple[Any, ...] = ()
-    """Of a backward pass: the tensors that it begins with. Keep none of them beyond the wait."""
+    """Tensors that a backward pass begins with. Do not keep them beyond the wait."""

@@ -1,4 +1,4 @@
-"""Attributes of torch's classes and modules, replaced until they are put back."""
+"""Replaced attributes of torch's classes and modules, and their restoration."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ _ABSENT = object()
 
 
 class Replacements:
-    """What was replaced, until :meth:`remove`."""
+    """Replaced attributes, until :meth:`remove` restores them."""
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Original], Original]) -> None:
-        """Put a function in the place of another one, which it is made from."""
+        """Replace a function by one that is made from it."""
         original = getattr(owner, name, None)
         if original is None:
             hub.note_missing(f"{owner.__name__}.{name}")
             return
         replacement = make(original)
         replacement.__name__, replacement.__doc__ = name, original.__doc__
-        vars(replacement)["_torchdynamo_disable"] = True  # what torch.compiler.disable sets
+        vars(replacement)["_torchdynamo_disable"] = True  # the attribute that torch.compiler.disable sets
         keep_from_dynamo(replacement)
         self.put(owner, name, replacement)
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Put any object in the place of another one, or before one that the class inherits."""
-        self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))  # as it is: getattr would bind it
+        """Replace an attribute by any object, or override an inherited one."""
+        self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))  # from vars(): getattr would bind it
         setattr(owner, name, value)
 
     def remove(self) -> None:
-        """Put back what was replaced."""
+        """Restore the replaced attributes."""
         for owner, name, original in reversed(self._undo):
             if original is _ABSENT:
                 delattr(owner, name)

@@ -1,4 +1,4 @@
-"""Where in the user's code a call is made."""
+"""The line of the user's code that makes a call."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from disttest.observe.records import Site
 
 _STDLIB = sysconfig.get_path("stdlib")
 _PASSED_OVER = ("torch", "pytest", "_pytest", "pluggy", "typing_extensions")
-"""Modules; what torch marks as deprecated is wrapped in the last one."""
+"""Modules whose lines are skipped. torch's deprecated functions are wrapped in the last one."""
 _TORCHS_TESTS = "/torch/testing/_internal/distributed/"
-"""What stands there are tests, which people run as their own."""
+"""Folder of torch's own tests, which users run as theirs."""
 
 _known: dict[int, tuple[CodeType, bool]] = {}
-"""By address, which stays since the code is kept: the hash of a code object reads all of it, each time."""
+"""By address, which is stable because the code is kept. Hashing a code object would read all of it each time."""
 NOWHERE = Site(None, 0)
 
 
 @cache
 def _passed_over() -> tuple[str, ...]:
-    """How the names of files begin that are nobody's line; each module is where it was imported from."""
+    """Return the prefixes of skipped files. Modules are located where they were imported from."""
     modules = (sys.modules.get(name) for name in _PASSED_OVER)
     files = [str(Path(each.__file__)) for each in modules if each is not None and each.__file__]
     return (f"{Path(__file__).parents[1]}/", *(file.removesuffix("__init__.py") for file in files), "<")
 
 
 def _counts(code: CodeType) -> bool:
-    """Whether a line of this code is one to name."""
+    """Return whether a line of this code may be named."""
     file = code.co_filename
     if _TORCHS_TESTS in file:
         return True
@@ -39,8 +39,8 @@ def _counts(code: CodeType) -> bool:
 
 
 def call_site() -> Site:
-    """The innermost line of this thread that is not torch's, Python's, pytest's or ours."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # cheaper than any other way by far
+    """Return the innermost line of this thread outside of torch, Python, pytest and disttest."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the cheapest way to walk a stack
     while frame is not None:
         code = frame.f_code
         known = _known.get(id(code))

@@ -1,8 +1,12 @@
-"""Operations on tensors, seen only while a tool asks for them.
+"""Observation of operations on tensors, active only while a tool requests it.
 
-A dispatch mode below all others, in each thread that asks and in each thread of Python that starts while a tool is there
-which may ask. Modes of torch's users begin and end as they would; compiled regions stay compiled, and the operations that
-they hand to the dispatcher are seen. What reads a tensor past the dispatcher is replaced by functions that tell of it.
+A dispatch mode below all others is active in each requesting thread, and in each Python thread that starts while a tool
+may request it. Users' modes begin and end in their order. Compiled regions stay compiled, and the operations that they
+dispatch are observed. Methods that read a tensor without the dispatcher are replaced by functions that report the read.
+
+An operation costs 0.8 µs without the mode and 5.4 µs with it. A fallback at a free dispatch key costs 4.2 µs, but
+Dynamo's guards compare the keys of the thread, tracing with the Python dispatcher fails at an unknown key, and
+below the key Python structured kernels are decomposed.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ _PAST_THE_DISPATCHER = (
     "__array__",
     "__dlpack__",
     "__format__",
-    "__reduce_ex__",  # of torch.save and of object collectives
+    "__reduce_ex__",  # used by torch.save and by object collectives
     "__repr__",
     "numpy",
     "tolist",
@@ -30,31 +34,31 @@ _PAST_THE_DISPATCHER = (
 
 
 class _WatchedThread(threading.local):
-    """What is in this thread."""
+    """The observation state of a thread."""
 
     def __init__(self) -> None:
         self.handling = 0
-        """How deep it is in the mode's handler, in which torch has taken the mode off the stack."""
+        """Nesting depth of the mode's handler, during which torch has removed the mode from the stack."""
         self.stays = False
-        """It is watched for as long as it lives."""
+        """Whether the thread is observed until it ends."""
         self.started: list[threading.Thread] = []
-        """Threads that it has started and that may live: while they do, they may ask for what happens in this one."""
+        """Threads that it has started. While they live, they may request operations of this thread."""
 
 
 _thread = _WatchedThread()
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 _asking: set[int] = set()
-"""Tools that want to be told, by their ids."""
+"""Ids of the tools that request operations."""
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells of each operation that reaches it and hands it on."""
+    """The dispatch mode: it reports each operation that reaches it and runs it."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Dynamo compiles as if it were not there; with any other mode it skips frames."""
+        """Have Dynamo compile as if the mode did not exist. With any other mode it skips frames."""
         return True
 
 
@@ -62,9 +66,7 @@ def _dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None)
     __tracebackhide__ = True
     if types and any(each.__torch_dispatch__ is not _NO_DISPATCH for each in types):
         if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
-            return (
-                NotImplemented  # the subclass takes its tensors apart, and what it does with them comes here
-            )
+            return NotImplemented  # the subclass unwraps its tensors, and its inner operations arrive here
     elif _asking:
         hub.tell("on_op", func, args, kwargs or {})
     thread = _thread
@@ -75,7 +77,8 @@ def _dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None)
         thread.handling -= 1
 
 
-# After the class is made: torch would wrap it for Dynamo at its first call, and import Dynamo, which takes seconds.
+# Set after the class is made: torch would wrap it for Dynamo at its first call and import Dynamo, which takes
+# seconds.
 keep_from_dynamo(_dispatch)
 vars(_dispatch)["_torchdynamo_disable"] = True
 _Mode.__torch_dispatch__ = _dispatch  # type: ignore[method-assign]
@@ -83,34 +86,34 @@ _mode = _Mode()  # type: ignore[no-untyped-call]
 
 
 def ask(tool: object) -> None:
-    """From here on a tool is told of operations: in this thread, and in those that are watched anyway."""
+    """Notify a tool of operations from now on, in this thread and in those that are observed anyway."""
     _asking.add(id(tool))
     _enter()
 
 
 def stand_by() -> None:
-    """This thread is watched from here on, though nobody is told before a tool asks.
-
-    torch gives each node of a graph the modes that are there when its backward pass begins: to ask later would be too late.
-    """
+    """Observe this thread from now on, although no tool is notified before one requests it."""
+    # torch gives each node of a graph the modes that are active when its backward pass begins, so a later start would
+    # be too late.
     _enter()
 
 
 def leave(tool: object) -> None:
-    """It wants to know no more; a thread that another one leaves watched costs a few microseconds for each operation."""
+    """Stop notifying a tool. A thread that stays observed costs a few microseconds per operation."""
     _asking.discard(id(tool))
     if not _asking:
         _leave_thread()
 
 
 def is_watched() -> bool:
-    """Whether this thread is, as the stack has it: the autograd engine puts back its caller's after each node of a graph."""
+    """Return whether the mode is on this thread's stack."""
+    # The stack itself is read, because the autograd engine restores its caller's modes after each node of a graph.
     count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
     return any(torch._C._get_dispatch_stack_at(place) is _mode for place in range(count))  # noqa: SLF001
 
 
 def has_threads() -> bool:
-    """Whether other threads of Python may be watched beside this one."""
+    """Return whether other Python threads may be observed as well."""
     return _thread.stays or _has_started()
 
 
@@ -125,7 +128,7 @@ def _enter() -> None:
     if _thread.handling:
         return
     if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
-        torch._C._push_on_torch_dispatch_stack(_mode)  # noqa: SLF001  # nearly always, and a tenth of the other way
+        torch._C._push_on_torch_dispatch_stack(_mode)  # noqa: SLF001  # the usual case, and ten times as fast
     elif not is_watched():
         _change_stack(lambda modes: modes.insert(0, _mode))
 
@@ -140,7 +143,7 @@ def _leave_thread() -> None:
 
 
 def _change_stack(change: Callable[[list[Any]], None]) -> None:
-    """Change the modes of the user in this thread, from the lowest one on; torch's own have places of their own."""
+    """Change the user's modes of this thread, lowest first. torch's own modes have separate places."""
     own = len([key for key in _OWN if torch._C._get_dispatch_mode(key) is not None])  # noqa: SLF001
     count = torch._C._len_torch_dispatch_stack() - own  # noqa: SLF001
     modes = [torch._C._pop_torch_dispatch_stack(None) for _ in range(count)][::-1]  # noqa: SLF001
@@ -153,8 +156,10 @@ _OWN = tuple(torch._C._TorchDispatchModeKey.__members__.values())  # noqa: SLF00
 
 
 class Watching(Replacements):
-    """What is replaced while a tool is there that may ask."""
+    """The attributes that are replaced while a tool may request operations."""
 
+    # Only while needed: from Python 3.13 on, a class that changes a thousand times is no longer cached by the
+    # interpreter.
     def __init__(self) -> None:
         super().__init__()
         for name in _PAST_THE_DISPATCHER:
@@ -164,7 +169,7 @@ class Watching(Replacements):
         self.replace(threading.Thread, "_bootstrap_inner", _running)
 
     def remove(self) -> None:
-        """Put it back; nobody is told any more."""
+        """Restore the attributes and stop all notifications."""
         super().remove()
         _asking.clear()
         _thread.started.clear()

@@ -1,1 +1,1 @@
-"""Decisions, pure: options, timings, plans, slots. Nothing here sees a process or a pytest object."""
+"""Pure decisions: options, timings, plans, slots. No code here uses a process or a pytest object."""

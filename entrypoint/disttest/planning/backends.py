@@ -1,7 +1,7 @@
-"""The table of backends and accelerators: the only place that knows one of them by its name. Pure.
+"""The table of backends and accelerators, the only place that names them. Pure.
 
-A backend that is registered at run time and has no row here runs like gloo, on the devices that torch was told of
-when it was registered. What a backend cannot do is said in ``suites/features.py``.
+A backend without a row, which a plugin or conftest registers at run time, runs like gloo on the devices that torch
+was given at its registration. ``suites/features.py`` lists features that a backend lacks.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ CPU = "cpu"
 
 
 class Backend(Frozen):
-    """What planning and ranks have to know of a backend of ``torch.distributed``."""
+    """Properties of a backend of ``torch.distributed`` that planning and ranks need."""
 
     name: str
     devices: tuple[str, ...] = ()
-    """Device types that its ranks may compute on; empty: any, or what it was registered with."""
+    """Device types that its ranks may compute on; empty: any, or those of its registration."""
     shares_devices: bool = True
-    """Whether two ranks may use one GPU. Where not, a rank tells its group which one is its own."""
+    """Whether two ranks may use one GPU. If not, each rank passes its own device to the group."""
     shares_from: tuple[int, ...] = ()
-    """First version whose ranks may share a GPU if ``sharing_variables`` are set; empty: no version does."""
+    """First version whose ranks may share a GPU with ``sharing_variables``; empty if no version does."""
     sharing_variables: tuple[tuple[str, str], ...] = ()
-    """Environment of ranks that share a GPU. What the user has set is left alone."""
+    """Environment of ranks that share a GPU. Variables that the user has set stay."""
     blocks_variable: str = ""
     """Variable that limits the thread blocks of a collective's kernel."""
     takes_slices: bool = True
     """Whether a rank may compute on a MIG slice."""
     queues: bool = False
-    """Whether its collectives wait on the device while the rank goes on."""
+    """Whether its collectives wait on the device while the rank continues."""
     label: str = ""
-    """How its makers write it."""
+    """Its makers' spelling of the name."""
 
     @property
     def needs_accelerator(self) -> bool:
@@ -41,7 +41,7 @@ class Backend(Frozen):
 
     @property
     def title(self) -> str:
-        """How messages write it."""
+        """Name in messages."""
         return self.label or self.name
 
 
@@ -51,11 +51,11 @@ class Accelerator(Frozen):
     device: str
     """torch's device type."""
     backend: str
-    """What worlds use there unless told otherwise."""
+    """Default backend of worlds on it."""
     build: str
-    """Which build of torch has both."""
+    """Build of torch that supports the device and the backend."""
     visible: str
-    """The variable that says which of them a process sees."""
+    """Variable that selects the devices that a process sees."""
 
 
 BACKENDS = (
@@ -86,29 +86,30 @@ ACCELERATORS = (
         visible="CUDA_VISIBLE_DEVICES",
     ),
 )
-"""Those that a machine can be asked for; the first is meant where GPUs are counted and no kind is named.
+"""Accelerators that a run can request. The first applies if GPUs are counted without naming a kind.
 
-Another kind is a row here, and GPUs that :mod:`disttest.host.devices` finds. A machine has one kind.
+To add a kind, add a row here, and GPUs that :mod:`disttest.host.devices` finds: NVML knows NVIDIA's only. The
+preflight proves CUDA only. A machine has one kind.
 """
 
 ANY_CPU_BACKEND = "gloo"
-"""What worlds use on the CPU, and where an accelerator's own backend cannot run."""
+"""Backend of worlds on the CPU, and where an accelerator's own backend cannot run."""
 DEVICES = (CPU, *(each.device for each in ACCELERATORS))
 GPU = ACCELERATORS[0].device
 
 
 def backend_named(name: str) -> Backend:
-    """The row of a backend; one without a row is like any other."""
+    """Return the row of a backend, or a default row."""
     return next((row for row in BACKENDS if row.name == name), Backend(name=name))
 
 
 def accelerator_of(device: str) -> Accelerator:
-    """The row of a device type; one without a row is like the first."""
+    """Return the row of a device type, or the first row."""
     return next((each for each in ACCELERATORS if each.device == device), ACCELERATORS[0])
 
 
 def default_backend(device: str, *, slices: bool = False) -> str:
-    """The best backend for a device type; ``slices``: the devices are MIG slices."""
+    """Return the best backend for a device type; ``slices`` means that the devices are MIG slices."""
     for accelerator in ACCELERATORS:
         if accelerator.device == device and (backend_named(accelerator.backend).takes_slices or not slices):
             return accelerator.backend
@@ -116,20 +117,20 @@ def default_backend(device: str, *, slices: bool = False) -> str:
 
 
 def accelerated(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the backends that do not run on the CPU."""
+    """Return those of the backends that do not run on the CPU."""
     return tuple(name for name in names if backend_named(name).needs_accelerator)
 
 
 def is_accelerator(device: str) -> bool:
-    """Whether ``--device`` asks for an accelerator."""
+    """Return whether ``--device`` requests an accelerator."""
     return any(each.device == device for each in ACCELERATORS)
 
 
 def visible_devices(shown: str) -> dict[str, str]:
-    """The variables by which a process sees these devices and no others, of whatever kind the machine's are."""
+    """Return the variables that restrict a process to these devices, for every kind of accelerator."""
     return {each.visible: shown for each in ACCELERATORS}
 
 
 def build_of(backend: str) -> str:
-    """Which build of torch has the backend; empty where that is not known."""
+    """Return the build of torch that has the backend; empty if unknown."""
     return next((each.build for each in ACCELERATORS if each.backend == backend), "")

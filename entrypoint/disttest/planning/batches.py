@@ -1,8 +1,8 @@
-"""Which tests share a world: the batches of a run.
+"""Grouping of tests into batches, which share a world.
 
-A test that asks for new processes is a batch of its own. Warm tests of one file and shape share a world, as pytest
-users expect of a file; the tests of small files share one with the next files of their suite, since a new world would
-cost more than the tests; and a long file is split where that fills idle slots and costs little.
+A test that asks for new processes is a separate batch. Warm tests of one file and shape share a world. The tests of
+small files share one with the next files of their suite, because a new world would cost more than the tests. A long
+file is split if that fills idle slots at little cost.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from disttest.model import ALONE, Batch, Frozen, Isolation, TestCase, WorldKind,
 from disttest.planning.timings import Timings
 
 START_SHARE = 0.1
-"""A piece of a split batch is so long that the start of its world is at most this share of it."""
+"""Largest share of the start of a world in the duration of a split piece."""
 
 PIECES_PER_SLOT = 4
-"""A batch is split when it is longer than the run's expected time over this number: enough pieces to fill the gaps."""
+"""A batch longer than the run's expected time over this number is split: enough pieces to fill the gaps."""
 
 
 class _Piece(Frozen):
@@ -38,16 +38,17 @@ def build_batches(
     failed: Collection[str] = (),
     together: bool = False,
 ) -> tuple[Batch, ...]:
-    """Group the tests that need a world into batches, in the order of the tests (those for the CPU last).
+    """Group the tests that need a world into batches, in the order of the tests, those on the CPU last.
 
     Args:
-        tests: ordinary tests (without a world) are left out, unless they are contained: they are nobody's batch.
+        tests: ordinary tests (without a world) are left out, unless they are isolated.
         timings: expected durations and world starts.
-        slots: how many slots the batches will share; decides how finely long files are split.
-        cpu_slots: slots of the CPU for the worlds there, where ``slots`` are GPUs; 0 where all share one kind.
-        spare: how many more may be lent to them; files whose tests start ranks of their own are split for these as well.
-        failed: node ids that go first (``--failed-first``): their batches are urgent, and they lead them.
-        together: tests of one shape share one world, whatever their files.
+        slots: number of slots that the batches share; decides how finely long files are split.
+        cpu_slots: number of CPU slots for worlds there, if ``slots`` are GPUs; 0 if all share one kind.
+        spare: number of slots that may be borrowed in addition; files whose tests start their own ranks are split
+            for these as well.
+        failed: node ids that run first (``--failed-first``): their batches are urgent, and they lead them.
+        together: whether all tests of one shape share one world, regardless of their files.
     """
     owed = [test for test in tests if test.world]
     beside = [test for test in owed if cpu_slots and test.world and test.world.device == "cpu"]
@@ -63,7 +64,8 @@ def build_batches(
 
 
 def _contained(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
-    """Ordinary tests that are contained: those of a file share a process (some files one), and run one after another."""
+    """Group isolated ordinary tests."""
+    # Those of a file share a process, and some files share one; they run in sequence.
     processes: dict[tuple[str, Isolation], list[TestCase]] = {}
     for test in tests:
         if test.kind is WorldKind.PROCESS:
@@ -75,7 +77,7 @@ def _contained(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
 
 
 def _whole(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) -> Iterable[_Piece]:
-    """The tests for slots of one kind, all that can share a world in one piece."""
+    """Group all tests that can share a world into one piece."""
     del slots, spare
     for (_, isolation, _, _), bucket in _buckets(tests).items():
         for some in [[test] for test in bucket] if isolation is Isolation.FRESH else [bucket]:
@@ -83,24 +85,24 @@ def _whole(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) 
 
 
 def _cut(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) -> Iterable[_Piece]:
-    """The tests for slots of one kind, in pieces that are a batch each."""
+    """Cut the tests for slots of one kind into pieces, one for each batch."""
     expected = {test.nodeid: timings.expect(test) for test in tests}
     total_s = sum(expected[test.nodeid] * _width(test, slots) for test in tests) / max(1, slots)
     for (shape, isolation, _, kind), bucket in _buckets(tests).items():
         start_s = timings.start_s(shape)
-        # Ranks that a test starts end with it, so that a world more repeats little: warm ranks stay together instead.
+        # A test's own ranks end with it, so one more world repeats little work. Warm ranks stay together instead.
         most = slots + spare if kind is WorldKind.MAIN else slots
         if isolation is Isolation.FRESH:
             yield from (_Piece(tests=(test,), work_s=expected[test.nodeid]) for test in bucket)
             continue
         longest_s = max(start_s / START_SHARE, total_s * slots / max(1, most) / PIECES_PER_SLOT)
         if most < 2 * _width(bucket[0], slots):
-            longest_s = math.inf  # one such world at a time: pieces would only start more worlds
+            longest_s = math.inf  # only one such world runs at a time, so pieces would only add starts
         yield from _warm_pieces(bucket, expected, least_s=start_s, longest_s=longest_s)
 
 
 def rest_of(batch: Batch, nodeids: Sequence[str]) -> Batch:
-    """What is left of a batch whose world broke: a batch of its own, expected to take its share of the time."""
+    """Return the rest of a batch whose world broke, as a batch with its share of the expected time."""
     share = len(nodeids) / max(1, len(batch.nodeids))
     return msgspec.structs.replace(
         batch, batch_id=f"{batch.batch_id}+", nodeids=tuple(nodeids), expected_s=batch.expected_s * share
@@ -114,7 +116,7 @@ def _width(test: TestCase, slots: int) -> int:
 def _buckets(
     tests: Iterable[TestCase],
 ) -> dict[tuple[WorldShape, Isolation, bool, WorldKind], list[TestCase]]:
-    """Tests that could share a world: of one shape, and one way to meet their ranks."""
+    """Group tests that could share a world: same shape, isolation, exclusiveness and kind."""
     buckets: dict[tuple[WorldShape, Isolation, bool, WorldKind], list[TestCase]] = {}
     for test in tests:
         if test.world:
@@ -125,7 +127,7 @@ def _buckets(
 def _warm_pieces(
     tests: Iterable[TestCase], expected: dict[str, float], *, least_s: float, longest_s: float
 ) -> Iterable[_Piece]:
-    """Cut tests into pieces: at the borders of files and suites, unless a piece would be shorter than ``least_s``."""
+    """Cut tests into pieces at the borders of files and suites, unless a piece would be shorter than ``least_s``."""
     open_tests: list[TestCase] = []
     open_s = 0.0
     for suite, of_suite in groupby(sorted(tests, key=_place), key=lambda test: test.suite):
@@ -143,14 +145,14 @@ def _warm_pieces(
 
 
 def _place(test: TestCase) -> tuple[str, str]:
-    """Where a test stands; the sort is stable, so that tests of a file keep their order."""
+    """Return the sort key of a test. The sort is stable, so tests of a file keep their order."""
     return test.suite, test.file
 
 
 def _split(
     tests: list[TestCase], expected: dict[str, float], work_s: float, longest_s: float
 ) -> Iterable[_Piece]:
-    """Cut a file into runs of tests of about equal time, none longer than need be."""
+    """Cut a file into sequences of tests of about equal time, each as long as allowed."""
     count = max(1, math.ceil(work_s / longest_s))
     pieces: list[list[TestCase]] = [[] for _ in range(count)]
     before_s = 0.0
@@ -163,7 +165,7 @@ def _split(
 
 
 def _batch(number: int, piece: _Piece, timings: Timings, failed: Collection[str]) -> Batch:
-    first = piece.tests[0]  # all of a piece are alike in what follows
+    first = piece.tests[0]  # all tests of a piece have the same properties below
     shape = first.world or ALONE
     nodeids = [test.nodeid for test in piece.tests]
     nodeids.sort(key=lambda nodeid: nodeid not in failed)
@@ -173,6 +175,7 @@ def _batch(number: int, piece: _Piece, timings: Timings, failed: Collection[str]
         shape=shape,
         isolation=first.isolation,
         expected_s=timings.start_s(shape) + piece.work_s,
+        # An ordinary pytest run has nothing running in parallel: tests use fixed ports and files.
         exclusive=first.exclusive
         or first.kind is WorldKind.PROCESS,  # as in any pytest, nothing runs beside it
         shares=first.kind is not WorldKind.RANKS,

@@ -1,12 +1,12 @@
-"""Stops when the machine is broken: from suspicious failures to proof to quarantine. Pure.
+"""The circuit breaker for broken devices: from suspicious failures to a preflight to quarantine. Pure.
 
     CLOSED --(two tests fail in a way that looks like the device)--> PROVING
     PROVING --(the preflight finds nothing)--> CLOSED, and twice as slow to suspect again
     PROVING --(some devices are broken, enough are left)--> CLOSED, without those
     PROVING --(too few are left)--> OPEN, for good
 
-The controller asks after each result and obeys the decision. A failure on devices that pass the preflight
-stays the test's own, however it looks.
+The controller passes each result and follows the decision. A failure on devices that pass the preflight counts as
+the test's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enum import StrEnum
 from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, Slot, TestCase, TestResult
 
 _SIGNS = (
-    # What CUDA, NCCL, NVML and the kernel say when a device, not a program, fails.
+    # Messages of CUDA, NCCL, NVML and the kernel for failures of a device rather than of a program.
     (r"uncorrectable ECC|cudaErrorECC|ECC error", "an uncorrectable memory error"),
     (r"GPU is lost|fell off the bus|NVML_ERROR_GPU_IS_LOST|cudaErrorDevicesUnavailable", "a lost GPU"),
     (r"CUDA-capable device\(s\) is/are busy or unavailable", "a GPU that is busy or unavailable"),
@@ -39,13 +39,13 @@ _SIGNS = (
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), name) for pattern, name in _SIGNS)
 
 _DRIVER_SIGNALS = {7: "SIGBUS", 9: "SIGKILL"}
-"""What the driver ends a process with whose GPU it had to reset; nothing that a test does by itself."""
+"""Signals by which the driver ends a process whose GPU it had to reset. A test does not cause them itself."""
 
 FIRST_THRESHOLD = 2
 
 
 class BreakerState(StrEnum):
-    """Where the breaker stands."""
+    """The state of the breaker."""
 
     CLOSED = "closed"
     PROVING = "proving"
@@ -60,40 +60,39 @@ _LEGAL = {
 
 
 class Prove(Frozen):
-    """Repeat the preflight on these slots, as soon as nothing runs on them; start nothing there meanwhile."""
+    """Decision: repeat the preflight on these slots once nothing runs there; start nothing on them meanwhile."""
 
     slots: tuple[Slot, ...]
     reason: str
 
 
 class QuarantineDecision(Frozen):
-    """Use these slots no more; run their tests again on the others."""
+    """Decision: stop using these slots, and rerun their tests on the others."""
 
     broken: dict[str, str]
-    """Slot name -> reason."""
+    """Slot name, mapped to the reason."""
     again: tuple[str, ...]
-    """Node ids whose failure was the device's."""
+    """Node ids of tests whose failure the device caused."""
 
 
 class GiveUp(Frozen):
-    """Too few slots are left: the rest of the run is not run."""
+    """Decision: too few slots are left, so the rest of the tests is not run."""
 
     broken: dict[str, str]
     again: tuple[str, ...]
-    """Node ids whose failure was the device's: infrastructure errors now."""
+    """Node ids of tests whose failure the device caused. They become infrastructure errors."""
     reason: str
-    """For the tests that are not run: ``not run: GPU 3 (uuid): …``."""
+    """Message of the tests that are not run: ``not run: GPU 3 (uuid): …``."""
 
 
 class Cleared(Frozen):
-    """The devices are in order: the failures were the tests' own."""
+    """Decision: the devices are healthy, so the failures were the tests' own."""
 
 
 def find_device_sign(result: TestResult) -> str:
-    """What about a failure looks like the device's fault; empty where nothing does.
-
-    Only ranks that failed by themselves count: what we killed, or who waited for it, says nothing.
-    """
+    """Return the sign of a device fault in a failure; empty if there is none."""
+    # Only ranks that failed on their own count. A rank that disttest killed, or that waited for another one, proves
+    # nothing.
     if not result.outcome.is_bad:
         return ""
     signs = (sign for rank in result.ranks for sign in (_sign_of(rank),) if sign)
@@ -117,15 +116,15 @@ def _sign_in(text: str) -> str:
 def results_not_run(
     tests: Iterable[TestCase], reason: str, *, at_s: float, told: set[str] | None = None
 ) -> Iterator[TestResult]:
-    """The results of tests that are not run: one infrastructure error for each suite, the others skipped.
+    """Yield the results of tests that are not run: one infrastructure error for each suite, the others skipped.
 
-    A broken machine is reported once for each suite, not once for each test; the exit code says the rest.
+    A broken machine is reported once for each suite, not once for each test. The exit code reports the rest.
 
     Args:
-        tests: in order.
+        tests: the tests, in order.
         reason: their message.
-        at_s: when that was decided, on the run's clock.
-        told: suites that have their error already; those that get one here are added.
+        at_s: time of the decision on the run's clock.
+        told: suites that have their error already; suites of these tests are added.
     """
     told = set() if told is None else told
     for test in tests:
@@ -142,7 +141,7 @@ def results_not_run(
 
 
 class Breaker:
-    """The state machine. One for each run; ``narrowest`` ranks must fit for the run to make sense."""
+    """The state machine of a run. At least ``narrowest`` slots must be left for the run to make sense."""
 
     def __init__(self, slots: Iterable[Slot], *, narrowest: int = 1) -> None:
         self.state = BreakerState.CLOSED
@@ -157,11 +156,11 @@ class Breaker:
         return tuple(self._slots.values())
 
     def observe(self, result: TestResult, slots: Iterable[Slot]) -> Prove | None:
-        """Take a result; whether the preflight should be repeated now.
+        """Process a result; return a decision if the preflight should be repeated now.
 
         Args:
-            result: of one attempt of one test.
-            slots: where it ran. Failures on CPU slots are never the device's.
+            result: result of one attempt of one test.
+            slots: slots that it ran on. Failures on CPU slots are never a device's fault.
         """
         names = tuple(slot.name for slot in slots if slot.device != "cpu" and slot.name in self._slots)
         sign = find_device_sign(result)
@@ -174,25 +173,25 @@ class Breaker:
         return Prove(slots=self._suspected(), reason=self._reason())
 
     def suspects(self, nodeid: str) -> bool:
-        """Whether it is open if the failure of a test was the device's."""
+        """Return whether it is undecided if the device caused the failure of a test."""
         return nodeid in self._suspects
 
     def lost(self, broken: Mapping[str, str]) -> QuarantineDecision | GiveUp | Cleared:
-        """Take the driver's own word that these slots are broken, which needs no proof, and decide."""
+        """Decide on slots that the driver itself reports as broken. That needs no preflight."""
         others = {
             nodeid: suspect for nodeid, suspect in self._suspects.items() if not set(suspect[1]) & set(broken)
         }
         self._become(BreakerState.PROVING)
         decision = self.proved(broken)
         if isinstance(decision, QuarantineDecision):
-            self._suspects = others  # this says nothing about other slots
+            self._suspects = others  # the report says nothing about other slots
         return decision
 
     def proved(self, broken: Mapping[str, str]) -> QuarantineDecision | GiveUp | Cleared:
-        """Take the finding of the preflight (slot name -> what is wrong with it) and decide.
+        """Decide on the finding of the preflight (slot name, mapped to its fault).
 
         Raises:
-            AssertionError: no proof was asked for.
+            AssertionError: no preflight was requested.
         """
         assert self.state is BreakerState.PROVING, f"a proof came while the breaker was {self.state}"
         found = {name: reason for name, reason in broken.items() if name in self._slots}

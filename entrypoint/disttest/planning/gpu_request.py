@@ -1,4 +1,4 @@
-"""Which GPUs a run asks for: all, a number of them, or these. Pure."""
+"""Parsing of a request for GPUs: all, a number of them, or named ones. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _NAME = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
 class GpuShare(Frozen):
-    """A request for GPUs, in the words that ``disttest launch --gpus`` takes too."""
+    """A request for GPUs. ``disttest launch --gpus`` accepts the same words."""
 
     required: bool = False
-    """Whether a machine without GPUs is an error, and not a run on the CPU."""
+    """Whether a machine without GPUs is an error. Otherwise the run uses the CPU."""
     none: bool = False
-    """Run on the CPU, whatever the machine has."""
+    """Whether to run on the CPU even if the machine has GPUs."""
     count: int = 0
-    """How many; 0: all of those that are named, or that the machine has."""
+    """Number of GPUs; 0 for all that are named, or that the machine has."""
     names: tuple[str, ...] = ()
-    """Indices and UUIDs (their first characters will do); empty: any."""
+    """Indices and UUIDs, or prefixes of UUIDs; empty for any."""
 
 
 def parse_share(text: str) -> GpuShare:
-    """Read ``auto``, ``all``, ``none``, ``2``, ``GPU-8f2e,GPU-91aa`` or ``device=0,3``.
+    """Parse ``auto``, ``all``, ``none``, ``2``, ``GPU-8f2e,GPU-91aa`` or ``device=0,3``.
 
     Raises:
         UsageError: it is none of these.

@@ -1,4 +1,4 @@
-"""Which slots a batch gets: near ones, and so that large groups stay whole for wide batches."""
+"""Placement of batches on slots: near ones, and so that large groups stay whole for wide batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from disttest.model import Slot
 
 
 class SlotPool:
-    """The slots of one device type, free and taken, by the group in which they are near each other."""
+    """The slots of one device type, free and taken, by groups of slots that are near each other."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         self._known = {slot.name: slot for slot in slots}
@@ -23,11 +23,11 @@ class SlotPool:
 
     @property
     def total(self) -> int:
-        """Slots that are not quarantined, without those that are lent to the pool."""
+        """Number of slots that are not quarantined, without borrowed ones."""
         return len(self._known)
 
     def take(self, count: int) -> tuple[Slot, ...]:
-        """Take that many free slots: from the smallest group that has them all, else from the fewest groups.
+        """Take free slots: from the smallest group that has enough, otherwise from the fewest groups.
 
         Raises:
             ValueError: fewer are free.
@@ -44,27 +44,27 @@ class SlotPool:
         return taken
 
     def give_back(self, slots: Iterable[Slot]) -> None:
-        """Take back slots, but for those that have been quarantined meanwhile; those on hold stay so."""
+        """Return slots to the pool, except those quarantined meanwhile; slots on hold stay on hold."""
         for slot in slots:
             self._taken.discard(slot.name)
             if slot.name in self._lent or (slot.name in self._known and slot.name not in self._held):
                 self._put_back(slot)
 
     def lend(self, slot: Slot) -> None:
-        """Hand this one out as well, until it is recalled; it does not count."""
+        """Add a borrowed slot until it is recalled. It does not count in ``total``."""
         if slot.name in self._lent:
             return
         self._lent[slot.name] = slot
-        if slot.name not in self._taken:  # since before it was recalled
+        if slot.name not in self._taken:  # taken before it was recalled
             self._put_back(slot)
 
     def recall(self, slot: Slot) -> None:
-        """Hand out this one no more, if it was lent; what runs on it may end."""
+        """Remove a borrowed slot. A batch that runs on it may finish."""
         if self._lent.pop(slot.name, None):
             self._withdraw(slot)
 
     def hold(self, slot: Slot) -> None:
-        """Do not hand out this slot, be it free or taken, until it is released; it still counts."""
+        """Stop handing out a free or taken slot until it is released. It still counts in ``total``."""
         if slot.name in self._known and slot.name not in self._held:
             self._held.add(slot.name)
             self._withdraw(slot)
@@ -78,7 +78,7 @@ class SlotPool:
             self._put_back(slot)
 
     def quarantine(self, slot: Slot) -> None:
-        """Never hand out this slot again, be it free or taken."""
+        """Never hand out a free or taken slot again."""
         if self._known.pop(slot.name, None) or self._lent.pop(slot.name, None):
             self._withdraw(slot)
 

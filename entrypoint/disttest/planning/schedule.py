@@ -1,20 +1,20 @@
-"""Which batch starts next on which slots. Pure: slots, batches and a clock in, starts out; no process.
+"""Scheduling of batches on slots. Pure: slots, batches and a clock are the input, starts the output.
 
-The order, among what waits for one type of device:
+The order of the batches that wait for one type of device:
 
 1. urgent batches (``--failed-first``);
-2. critical batches: those that would outlast all remaining work, were it spread evenly over the slots; longest first;
-3. the widest, and of one width the longest. Widest first wastes no slot: when a batch ends, whatever waits is no
-   wider than what ended, and the narrow ones fill the tail.
+2. critical batches, which would outlast all remaining work if it were spread evenly over the slots; longest first;
+3. the widest, and of one width the longest. Widest first wastes no slot: when a batch ends, no waiting batch is
+   wider than it, and the narrow ones fill the tail. Longest first alone leaves gaps.
 
-When the first in that order does not fit, it gets a reservation: the time at which enough running batches are expected
-to have ended. Others start meanwhile only if they are expected to be done by then, or fit beside it (the EASY
-backfilling of Lifka, "The ANL/IBM SP Scheduling System", 1995). Expectations can be wrong: once the time of its first
-reservation has passed, a batch is overtaken only a limited number of times (``OVERTAKE_LIMIT`` for each slot); after
-that nothing starts until it does. So no batch waits for ever.
+If the first batch in that order does not fit, it gets a reservation: the time at which enough running batches are
+expected to have ended. Others start meanwhile only if they are expected to end by then, or fit next to it (the EASY
+backfilling of Lifka, "The ANL/IBM SP Scheduling System", 1995). Expectations can be wrong: once the time of its
+first reservation has passed, a batch is overtaken only a limited number of times (``OVERTAKE_LIMIT`` for each
+slot). After that, nothing starts until it does, so no batch waits for ever.
 
 Exclusive batches run alone: they start only while the machine is empty, before anything else has started or when
-nothing else is left. So they never make the others wait for the machine to drain, and always run in the end.
+nothing else is left. At any other time, the machine would have to drain for them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ from disttest.planning.placement import SlotPool
 from disttest.planning.timings import UNKNOWN_S
 from disttest.planning.waiting import PendingBatches
 
+# Counting overtakers from the start left slots idle while a wide world waited (makespan 1.4 times the lower bound
+# at worst, 1.1 now). Not counting them let a stream of tests with wrong estimates hold up a wide world for ever.
 OVERTAKE_LIMIT = 2
-"""How often, for each slot of its device type, a batch may be overtaken after the time it was promised."""
+"""Number of times, per slot of its device type, that a batch may be overtaken after its promised time."""
 
 CRITICAL_SHARE = 0.8
-"""A batch is critical from this share of the remaining time on. Early enough for estimates that are 20 % off (at 1.0
-the 95th percentile over the lower bound is 1.11 on 64 slots), late enough not to hold up wide batches (at 0.7: 1.16 on 8
-slots, log-normal durations)."""
+"""Share of the remaining time from which a batch is critical. It is early enough for estimates that are 20 % off (at
+1.0 the 95th percentile over the lower bound is 1.11 on 64 slots). It is late enough not to hold up wide batches (at
+0.7: 1.16 on 8 slots, log-normal durations).
+"""
 
 
 class Start(Frozen):
@@ -49,24 +52,24 @@ class Start(Frozen):
 
 
 class Scheduler(Protocol):
-    """What the controller asks; it reports back every batch that ended."""
+    """The interface of schedulers to the controller, which reports every batch that has ended."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """Whether no batch waits or runs."""
 
     @property
     def narrowest(self) -> int:
-        """The least slots that a batch waits for; 0 where none waits."""
+        """Smallest number of slots that a waiting batch needs; 0 if none waits."""
 
     def submit(self, batch: Batch) -> None:
-        """Queue a batch: a new one, or what is left of one whose world broke."""
+        """Queue a batch: a new one, or the rest of one whose world broke."""
 
     def due(self) -> Iterable[Start]:
-        """Yield the batches to start now; each is counted as running from here on."""
+        """Yield the batches to start now. Each counts as running from now on."""
 
     def ended(self, batch_id: str, *, quarantined: Iterable[Slot] = ()) -> None:
-        """Take back the slots of a batch, but for those that cannot be used again."""
+        """Return the slots of a batch, except those that cannot be used again."""
 
     def hold(self, slots: Iterable[Slot]) -> None:
         """Start nothing on these slots until they are released."""
@@ -75,23 +78,23 @@ class Scheduler(Protocol):
         """Use these slots again."""
 
     def lend(self, slots: Iterable[Slot]) -> None:
-        """Use these slots, too, beyond those of the machine, until they are recalled."""
+        """Use these borrowed slots, too, until they are recalled."""
 
     def recall(self, slots: Iterable[Slot]) -> None:
-        """Start nothing more on these slots, which were lent; what runs on them is not touched."""
+        """Start nothing more on these borrowed slots. Batches that run on them continue."""
 
     def quarantine(self, slots: Iterable[Slot]) -> None:
-        """Never use these slots again; what runs on them is not touched."""
+        """Never use these slots again. Batches that run on them continue."""
 
     def withdraw(self, *, spare: str = "") -> tuple[Batch, ...]:
-        """Take out all batches that wait, but for those of one device type."""
+        """Remove all waiting batches, except those of one device type."""
 
     def stranded(self) -> tuple[Batch, ...]:
-        """Take out the batches that can never start, since too few slots are left that are not quarantined."""
+        """Remove the batches that can never start because too few usable slots are left."""
 
 
 class _Running(NamedTuple):
-    """A started batch; ordered by when it is expected to end."""
+    """A started batch, ordered by its expected end."""
 
     ends_s: float
     order: int
@@ -100,7 +103,10 @@ class _Running(NamedTuple):
 
 
 class _Lane:
-    """The slots of one device type, and the batches that wait for and run on them."""
+    """The slots of one device type with their waiting and running batches."""
+
+    # GPUs and CPU are separate lanes that share no rule except ``exclusive``: a reservation on one kind never idles
+    # the other.
 
     def __init__(self, device: str, slots: Iterable[Slot], *, ranks_per_slot: int = 1) -> None:
         self.device = device
@@ -110,16 +116,14 @@ class _Lane:
         self.running: list[_Running] = []
         self._promised_s: dict[str, float] = {}
         self._overtaken: dict[str, int] = {}
-        # Sums over what runs, for the remaining work: slot-seconds at the expected ends, and slots.
+        # Sums over running batches for the remaining work: slot-seconds at the expected ends, and slots.
         self._ends_work = 0.0
         self._taken = 0
 
     def width(self, batch: Batch) -> int | None:
-        """Slots that a batch takes; None when it can never start.
-
-        A world that is larger than the machine shares the CPU: it takes all of it. The ranks of a world share
-        GPUs only if the run allows several ranks on each; tests that start their ranks by themselves always may.
-        """
+        """Return the number of slots that a batch takes; None if it can never start."""
+        # A world larger than the machine shares the CPU: it takes all of it. Ranks of a world share GPUs only if the
+        # run allows several ranks on each. Tests that start their own ranks always may.
         size, total = batch.shape.size, self.pool.total
         if size <= total:
             return size
@@ -138,7 +142,7 @@ class _Lane:
         return None if first is None else self.start(*self.waiting.remove(first[0], first[1]), now_s)
 
     def start(self, order: int, batch: Batch, now_s: float) -> _Running:
-        """Give slots to a batch that no longer waits."""
+        """Assign slots to a batch that no longer waits."""
         self._promised_s.pop(batch.batch_id, None)
         self._overtaken.pop(batch.batch_id, None)
         running = _Running(now_s + batch.expected_s, order, batch, self.pool.take(self.width(batch) or 0))
@@ -172,7 +176,7 @@ class _Lane:
                 break
             seats_at_s = max(now_s, running.ends_s)
             spare += len(running.slots)
-        if spare < 0:  # it waits for slots on hold, and nobody knows for how long
+        if spare < 0:  # it waits for slots on hold, for an unknown time
             return self._first(now_s, self.waiting.firsts(widest=free))
         if not self._may_be_overtaken(batch, now_s, seats_at_s):
             return None
@@ -184,13 +188,13 @@ class _Lane:
         return chosen
 
     def _may_be_overtaken(self, batch: Batch, now_s: float, seats_at_s: float) -> bool:
-        """Whether others may start before a batch that does not fit: freely until the time it was first promised."""
+        """Return whether others may start before a batch that does not fit: always until its first promised time."""
         promised_s = self._promised_s.setdefault(batch.batch_id, seats_at_s)
         late = now_s > promised_s
         return not late or self._overtaken.get(batch.batch_id, 0) < OVERTAKE_LIMIT * self.pool.total
 
     def _remaining_s(self, now_s: float) -> float:
-        # What has overrun its estimate counts as negative work here; the whole is an estimate in any case.
+        # A batch that exceeds its estimate counts as negative work. The sum is an estimate in any case.
         running_s = max(0.0, self._ends_work - now_s * self._taken)
         return (self.waiting.work_s + running_s) / self.pool.total
 
@@ -204,9 +208,9 @@ def _ends(running: _Running) -> tuple[float, int]:
 
 
 class BatchScheduler:
-    """The event-driven batch scheduler; see the module for its rules. Equal input gives equal decisions.
+    """The event-driven batch scheduler; the module describes its rules. Equal input gives equal decisions.
 
-    A decision costs a look at the first batch of each width and at what runs, never at all that waits.
+    A decision examines the first batch of each width and the running batches, never all waiting ones.
     """
 
     def __init__(self, slots: Iterable[Slot], *, clock: Callable[[], float], ranks_per_gpu: int = 1) -> None:
@@ -223,24 +227,24 @@ class BatchScheduler:
         self._running: dict[str, _Running] = {}
         self._known: set[str] = set()
         self._alone = ""
-        """The exclusive batch that runs."""
+        """Id of the running exclusive batch."""
         self._submitted = 0
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """Whether no batch waits or runs."""
         return not self._known
 
     @property
     def narrowest(self) -> int:
-        """The least slots that a batch waits for."""
+        """Smallest number of slots that a waiting batch needs."""
         return min((lane.waiting.narrowest for lane in self._lanes.values() if lane.waiting.count), default=0)
 
     def submit(self, batch: Batch) -> None:
         """Queue a batch.
 
         Raises:
-            ValueError: a batch of that id waits or runs.
+            ValueError: a batch with this id waits or runs.
         """
         if batch.batch_id in self._known:
             raise ValueError(f"batch {batch.batch_id} was submitted twice")
@@ -255,7 +259,7 @@ class BatchScheduler:
             yield Start(batch=running.batch, slots=running.slots)
 
     def ended(self, batch_id: str, *, quarantined: Iterable[Slot] = ()) -> None:
-        """Take back the slots of a batch, but for those that cannot be used again."""
+        """Return the slots of a batch, except those that cannot be used again."""
         running = self._running.pop(batch_id)
         self._known.remove(batch_id)
         if self._alone == batch_id:
@@ -274,17 +278,18 @@ class BatchScheduler:
             self._lanes[slot.device].pool.release(slot)
 
     def lend(self, slots: Iterable[Slot]) -> None:
-        """Use these slots, too, until they are recalled; widths and promises are those of the machine's own."""
+        """Use these borrowed slots until they are recalled. Widths and promised times ignore them."""
+        # Counted, a world of four ranks on two processors would wait until the machine is idle.
         for slot in slots:
             self._lanes[slot.device].pool.lend(slot)
 
     def recall(self, slots: Iterable[Slot]) -> None:
-        """Start nothing more on these slots, which were lent."""
+        """Start nothing more on these borrowed slots."""
         for slot in slots:
             self._lanes[slot.device].pool.recall(slot)
 
     def quarantine(self, slots: Iterable[Slot]) -> None:
-        """Never use these slots again; what runs on them is not touched."""
+        """Never use these slots again. Batches that run on them continue."""
         lost = tuple(slots)
         for slot in lost:
             self._lanes[slot.device].pool.quarantine(slot)
@@ -292,7 +297,7 @@ class BatchScheduler:
             self._requeue(self._lanes[device])
 
     def withdraw(self, *, spare: str = "") -> tuple[Batch, ...]:
-        """Take out all batches that wait, but for those of one device type."""
+        """Remove all waiting batches, except those of one device type."""
         lanes = [lane for lane in self._lanes.values() if lane.device != spare]
         waiting = [batch for lane in lanes for _, batch in lane.waiting.drain()]
         others = [*self._exclusive, *self._stranded]
@@ -303,7 +308,7 @@ class BatchScheduler:
         return tuple(waiting)
 
     def stranded(self) -> tuple[Batch, ...]:
-        """Take out the batches that can never start."""
+        """Remove the batches that can never start."""
         stranded = tuple(self._stranded)
         self._stranded.clear()
         self._known.difference_update(batch.batch_id for batch in stranded)
@@ -320,7 +325,7 @@ class BatchScheduler:
             lane.waiting.add(batch, width=width, order=order)
 
     def _requeue(self, lane: _Lane) -> None:
-        """Sort what waits anew, after slots were lost: widths on the CPU change, and some fit no longer."""
+        """Sort waiting batches again after slots were lost: widths on the CPU change, and some no longer fit."""
         for order, batch in lane.waiting.drain():
             self._queue(batch, order)
         for _ in range(len(self._exclusive)):

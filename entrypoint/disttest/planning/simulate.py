@@ -1,4 +1,4 @@
-"""What a scheduler would do: batches and how long they take in, the makespan out. No time passes."""
+"""Simulation of a scheduler: batches and their durations are the input, the makespan is the output. No time passes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from disttest.planning.schedule import BatchScheduler, Scheduler, Start
 
 
 class VirtualClock:
-    """A clock that is set by hand."""
+    """A clock that is set explicitly."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """The time that it was set to, in seconds."""
+        """Return the time that it was set to, in seconds."""
         return self.now_s
 
 
@@ -43,10 +43,9 @@ def simulate(
     durations_s: Mapping[str, float] | None = None,
     scheduler: Callable[..., Scheduler] = BatchScheduler,
 ) -> Simulation:
-    """Run batches on slots under a scheduler, on a clock of its own.
-
-    ``durations_s`` (batch id to seconds) says how long they really take; by default as long as expected.
-    """
+    """Run batches on slots under a scheduler, on a virtual clock."""
+    # ``durations_s`` (batch id, mapped to seconds) gives their actual durations; by default they equal the expected
+    # ones.
     clock = VirtualClock()
     chosen = scheduler(slots, clock=clock)
     for batch in batches:
@@ -70,10 +69,8 @@ def simulate(
 
 
 def lower_bound_s(work: Iterable[tuple[float, int]], slots: int) -> float:
-    """The time under which no schedule can be: (seconds, width) of each piece of work, on that many slots.
-
-    The larger of all slot-seconds over the slots, and the longest piece.
-    """
+    """Return the lower bound of the makespan of work, given as (seconds, width) pairs, on a number of slots."""
+    # It is the larger of all slot-seconds over the slots, and the longest piece.
     total_s = longest_s = 0.0
     for seconds, width in work:
         total_s += seconds * min(width, slots)
@@ -82,5 +79,5 @@ def lower_bound_s(work: Iterable[tuple[float, int]], slots: int) -> float:
 
 
 def plain_slots(count: int, device: str = "cpu") -> tuple[Slot, ...]:
-    """Slots to simulate on, all equally near each other."""
+    """Return slots for a simulation, all equally near each other."""
     return tuple(Slot(name=f"{device}:{index}", device=device, index=index) for index in range(count))

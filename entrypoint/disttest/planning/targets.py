@@ -1,4 +1,4 @@
-"""What a user may name on the command line: bundled suites, paths, node ids."""
+"""Targets of the command line: bundled suites, paths, node ids."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from disttest.model import Frozen
 
 
 class Targets(Frozen):
-    """What pytest is asked to collect."""
+    """Arguments of pytest that select the tests."""
 
     arguments: tuple[str, ...]
     bundled: bool
-    """Only bundled suites were named: they bring their own pytest configuration."""
+    """Whether only bundled suites were named, which have their own pytest configuration."""
 
 
 def suites_dir() -> Path:
-    """The folder of the bundled suites: inside the installed package, or in the checkout."""
+    """Return the folder of the bundled suites, inside the installed package or in the checkout."""
     package = Path(disttest.__file__).parent
     installed = package / "suites"
     return installed if installed.is_dir() else package.parents[1] / "suites"
 
 
 def suite_names() -> tuple[str, ...]:
-    """Names of the bundled suites, in order."""
+    """Return the sorted names of the bundled suites."""
     folder = suites_dir()
     if not folder.is_dir():
         return ()
@@ -37,8 +37,8 @@ def suite_names() -> tuple[str, ...]:
 def resolve_targets(names: Sequence[str]) -> Targets:
     """Turn names into pytest arguments.
 
-    A suite's name wins over a folder of the same name (write ``./ddp``). A file or test inside of a suite
-    (``ddp/test_join.py::test_x``) is taken for that, unless there is such a path here.
+    The name of a suite takes precedence over a folder of the same name (write ``./ddp``). A file or test inside a
+    suite (``ddp/test_join.py::test_x``) is resolved in the suite, unless such a path exists here.
 
     Raises:
         UsageError: a name is neither a suite nor a path; the message suggests the nearest suite.

@@ -1,8 +1,8 @@
-"""How long tests take: what past runs teach, as a table that answers for any test. Pure; the files are read elsewhere.
+"""Expected durations of tests, learned from past runs. Pure; other modules read the files.
 
-Keyed by hardware, world size, backend and test, since each of them changes how long a test takes. The answer is the
-85th percentile of the last runs: a plan that hopes for the median is late every other time. Only attempts that did
-not fail count, as a failing test may end at once or at its deadline.
+The table is keyed by hardware, world size, backend and test, because each of them changes durations. An answer is
+the 85th percentile of the last runs: a plan based on the median is late every other time. Only attempts that did
+not fail count, because a failing test may end immediately or at its deadline.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from collections.abc import Iterable
 from disttest.model import Frozen, Hardware, TestCase, WorldShape
 
 WINDOW = 20
-"""Runs of a test that are looked at, counted from the last."""
+"""Number of the most recent runs of a test that count."""
 
 PERCENTILE = 0.85
 
 UNKNOWN_S = 1.0
-"""Expected of a test when nothing at all is known; only ratios matter then."""
+"""Expected duration of a test if nothing is known. Only ratios matter then."""
 
 START_S = {"cpu": 0.3, "cuda": 3.0}
-"""Expected of the start of a world by device type, until a journal says better."""
+"""Expected start of a world by device type, until a journal has measured it."""
 
 
 class Sample(Frozen):
-    """One observation of a test. ``size`` and ``backend`` are None where the source does not say (JUnit)."""
+    """One observation of a test. ``size`` and ``backend`` are None if the source does not contain them (JUnit)."""
 
     test: str
     """Node id, or ``classname::name`` from a JUnit file."""
     duration_s: float
     at_s: float = 0.0
-    """When; only the order counts."""
+    """Time of the observation; only the order counts."""
     hardware: str = ""
     size: int | None = None
     backend: str | None = None
     file: str = ""
     suite: str = ""
     bad: bool = False
-    """It failed: its time teaches nothing, but ``--failed-first`` wants to know."""
+    """Whether it failed: its duration is ignored, but ``--failed-first`` uses it."""
     skipped: bool = False
-    """It did not run: that teaches something of the same test on the same hardware only."""
+    """Whether it was skipped: it counts for the same test on the same hardware only."""
 
 
 class WorldStart(Frozen):
-    """One observation of how long a world took from fork to its first test."""
+    """One observation of the time from the fork of a world to its first test."""
 
     shape: WorldShape
     duration_s: float
 
 
 class Timings:
-    """Expected durations, in seconds. Equal samples give equal answers, whatever their order in the files."""
+    """Expected durations, in seconds. Equal samples give equal answers, in any order of the files."""
 
     def __init__(
         self, samples: Iterable[Sample] = (), *, starts: Iterable[WorldStart] = (), hardware: str = ""
@@ -67,15 +67,13 @@ class Timings:
 
     @property
     def known(self) -> bool:
-        """Whether anything is."""
+        """Whether there are any observations."""
         return bool(self._levels)
 
     def expect(self, test: TestCase) -> float:
-        """How long a test is expected to take, the start of its world not included.
-
-        The closest observation answers: this hardware, any hardware, a JUnit file of any tool; then the median of
-        the tests of its file, of its suite, of all; then :data:`UNKNOWN_S`.
-        """
+        """Return the expected duration of a test, without the start of its world."""
+        # The closest observation is used: this hardware, any hardware, a JUnit file of any tool; then the median of
+        # the tests of its file, of its suite, of all; then :data:`UNKNOWN_S`.
         size, backend = _shape_of(test)
         for key in (
             ("test", test.nodeid, size, backend, self._hardware),
@@ -92,7 +90,7 @@ class Timings:
         return UNKNOWN_S
 
     def failed_among(self, tests: Iterable[TestCase]) -> frozenset[str]:
-        """Node ids of the tests whose last attempt failed, under whichever name a file has them."""
+        """Return node ids of the tests whose last attempt failed, under any name that a file has for them."""
         return frozenset(test.nodeid for test in tests if self._failed_last(test))
 
     def _failed_last(self, test: TestCase) -> bool:
@@ -101,7 +99,7 @@ class Timings:
         return bad
 
     def start_s(self, shape: WorldShape) -> float:
-        """How long a world of that shape is expected to take until its first test."""
+        """Return the expected time until the first test of a world of that shape."""
         return self._starts.get(shape, START_S.get(shape.device, UNKNOWN_S))
 
     def _answer(self, key: tuple[object, ...]) -> float | None:
@@ -114,12 +112,12 @@ class Timings:
 
 
 def hardware_key(hardware: Hardware) -> str:
-    """The hardware as far as durations depend on it: the GPU models, or ``cpu``."""
+    """Return the part of the hardware that durations depend on: the GPU models, or ``cpu``."""
     return "+".join(sorted(set(hardware.gpus))) or "cpu"
 
 
 def junit_names(test: TestCase) -> tuple[str, ...]:
-    """The names under which a test may stand in a JUnit file: as we write it, and as pytest does."""
+    """Return the names of a test in JUnit files: as disttest writes it, and as pytest does."""
     path, _, rest = test.nodeid.partition("::")
     *classes, name = rest.split("::") if rest else [test.name]
     module = path.removesuffix(".py").replace("/", ".")
@@ -127,7 +125,7 @@ def junit_names(test: TestCase) -> tuple[str, ...]:
 
 
 def is_usable(duration_s: float) -> bool:
-    """Whether a number can be a duration: finite and not negative."""
+    """Return whether a number can be a duration: finite and not negative."""
     return math.isfinite(duration_s) and duration_s >= 0
 
 
@@ -158,7 +156,7 @@ def _levels(samples: Iterable[Sample]) -> dict[tuple[object, ...], list[float]]:
 
 
 def _percentile(durations_s: list[float]) -> float:
-    """The nearest-rank percentile of the last runs; ``durations_s`` is in order of time."""
+    """Return the nearest-rank percentile of the last runs; ``durations_s`` is in order of time."""
     last = sorted(durations_s[-WINDOW:])
     return last[math.ceil(PERCENTILE * len(last)) - 1]
 

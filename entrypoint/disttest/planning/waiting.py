@@ -1,4 +1,4 @@
-"""The batches that wait for slots of one device type, kept so that no decision looks at all of them."""
+"""Waiting batches for slots of one device type, stored so that no decision examines all of them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ from collections.abc import Iterator
 from disttest.model import Batch
 
 _Key = tuple[int, float, int]
-"""(0 for urgent else 1, minus the expected seconds, order of submission)."""
+"""(0 for urgent, otherwise 1; minus the expected seconds; order of submission)."""
 
 
 class PendingBatches:
-    """Batches by width, each width with the urgent and then the longest first."""
+    """Batches by width; within a width urgent ones first, then the longest."""
 
     def __init__(self) -> None:
         self._by_width: dict[int, list[tuple[_Key, Batch]]] = {}
         self.work_s = 0.0
-        """Expected slot-seconds of all that wait."""
+        """Expected slot-seconds of all waiting batches."""
         self.count = 0
 
     @property
     def narrowest(self) -> int:
-        """The least slots that one of them takes; 0 where none waits."""
+        """Smallest width of a waiting batch; 0 if none waits."""
         return min(self._by_width, default=0)
 
     def add(self, batch: Batch, *, width: int, order: int) -> None:
-        """Let a batch wait; ``order`` decides between equals and is unique."""
+        """Add a batch; ``order`` is unique and decides between equals."""
         key = (0 if batch.urgent else 1, -batch.expected_s, order)
         insort(self._by_width.setdefault(width, []), (key, batch), key=_key_of)
         self.work_s += batch.expected_s * width
         self.count += 1
 
     def firsts(self, *, widest: int, within_s: float | None = None) -> Iterator[tuple[int, int, Batch]]:
-        """Yield ``(width, position, batch)`` of the first batch of each width up to ``widest``, widest first.
-
-        With ``within_s``: of the first that is expected to end within that time.
-        """
+        """Yield ``(width, position, batch)`` of the first batch of each width up to ``widest``, widest first."""
+        # With ``within_s``, only batches expected to end within that time count.
         for width in sorted(self._by_width, reverse=True):
             if width > widest:
                 continue
@@ -46,7 +44,7 @@ class PendingBatches:
                 yield width, position, entries[position][1]
 
     def remove(self, width: int, position: int) -> tuple[int, Batch]:
-        """Take out a batch that ``firsts`` has just yielded; return the order that it was added with."""
+        """Remove a batch that ``firsts`` has just yielded; return the order that it was added with."""
         entries = self._by_width[width]
         (_, _, order), batch = entries.pop(position)
         if not entries:
@@ -56,7 +54,7 @@ class PendingBatches:
         return order, batch
 
     def drain(self) -> list[tuple[int, Batch]]:
-        """Take out all, as ``(order, batch)`` in order of submission."""
+        """Remove all batches; return ``(order, batch)`` in order of submission."""
         every = [(key[2], batch) for entries in self._by_width.values() for key, batch in entries]
         self.__init__()  # type: ignore[misc]
         return sorted(every, key=lambda entry: entry[0])
