@@ -1,4 +1,4 @@
-"""What chaos does to a test: the fault, the contract, and the run without faults that it is compared with."""
+"""Data of a chaos test: the fault, the contract, and the baseline run that its result is compared with."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import msgspec
 from disttest.model import Count, Frozen, Seconds, SeenCall, TestCase, TestResult
 
 NAME = "chaos"
-"""The name of this plugin in data of tests and ranks."""
+"""Key of this plugin in the data of tests and ranks."""
 
 
 class FaultKind(StrEnum):
-    """What chaos does to a rank; the value is its word on the command line."""
+    """Kind of fault; the value is its word on the command line."""
 
     KILL = "kill"
-    """Its process is killed: the peers' connections break."""
+    """Kill the process; its peers' connections break."""
     STOP = "stop"
-    """Its process is stopped: connections stand, and nothing comes."""
+    """Stop the process; its connections stay open and carry nothing."""
     RAISE = "raise"
-    """The call raises in it; the process lives on."""
+    """Raise an exception in the call; the process lives on."""
     DELAY = "delay"
-    """It comes late."""
+    """Delay the call."""
 
 
 class Survival(StrEnum):
-    """What a contract wants of the other ranks."""
+    """Reaction that a contract requires of the other ranks."""
 
     CONNECTION_ERROR = "connection-error"
-    """They raise an error of communication soon after the fault."""
+    """They raise a communication error soon after the fault."""
     TIMEOUT = "timeout"
-    """They raise one by the time limit of the group."""
+    """They raise a communication error by the time limit of the group."""
     ERROR = "error"
-    """They raise anything by then."""
+    """They raise any error by the time limit of the group."""
     PASSES = "passes"
-    """They pass; what they record is what they record unharmed."""
+    """They pass and record the same values as in the baseline."""
     RECOVERS = "recovers"
-    """The same, without the harmed rank."""
+    """They pass as with ``PASSES``; the faulty rank need not."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether they have to pass."""
+        """Whether the ranks have to pass."""
         return self in (Survival.PASSES, Survival.RECOVERS)
 
 
@@ -51,37 +51,37 @@ class Fault(Frozen):
     kind: FaultKind
     rank: Count
     call: Count
-    """Its number among the calls that the rank issues in the test, from 1."""
+    """Number of the call among those that the rank issues in the test, from 1."""
     during: bool = False
-    """It strikes when the backend has taken the call, not before."""
+    """Inject the fault after the backend has accepted the call, not before."""
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.rank}:{self.call}{':during' if self.during else ''}"
 
 
 class Contract(Frozen):
-    """What a test promises for each kind of fault; the default is that of code that does not recover."""
+    """Reaction that a test promises for each kind of fault. The default fits code that does not recover."""
 
     kill: Survival = Survival.CONNECTION_ERROR
     stop: Survival = Survival.TIMEOUT
     raise_: Survival = Survival.TIMEOUT
     delay: Survival = Survival.PASSES
     within_s: Seconds = 1.0
-    """How soon a broken connection is noticed, and how much later than its limit a time-out may come."""
+    """Time allowed to notice a broken connection, and to exceed the time limit of a group."""
 
     def of(self, kind: FaultKind) -> Survival:
-        """What is wanted after such a fault."""
+        """Return the reaction that the contract requires after a fault of this kind."""
         wanted: Survival = getattr(self, "raise_" if kind is FaultKind.RAISE else kind)
         return wanted
 
 
 class UnharmedCall(Frozen):
-    """A call of a rank in a run without faults: enough to know who waits for whom in it."""
+    """A call of a rank in the baseline run: enough to tell which ranks wait for which in it."""
 
     op: str
     group: str
     members: tuple[int, ...]
-    """Ranks of its group."""
+    """Ranks of the call's group."""
     seq: int
     shown: SeenCall
     peer: int | None = None
@@ -90,48 +90,48 @@ class UnharmedCall(Frozen):
 
 
 class UnharmedRank(Frozen):
-    """What a rank did in a run without faults."""
+    """Calls and recorded values of a rank in the baseline run."""
 
     rank: Count
     calls: tuple[UnharmedCall, ...] = ()
     numbers: dict[str, str] = msgspec.field(default_factory=dict)
-    """What the test has recorded by ``record_property``; tensors by shape and digest."""
+    """Values that the test recorded with ``record_property``; tensors as shape and digest."""
 
 
 class ChaosCase(Frozen):
-    """What chaos does to a test, and what must come of it."""
+    """The fault injected into a test, and the outcome required of it."""
 
     contract: Contract
     fault: Fault | None = None
-    """None: nothing; the calls are counted."""
+    """None in the baseline run, which counts the calls."""
     struck: SeenCall = SeenCall(what="")
-    """The call that it strikes, as the unharmed run had it."""
+    """The call that the fault is injected into, as the baseline had it."""
     calls: Count = 0
-    """How many the harmed rank issues, unharmed."""
+    """Number of calls that the faulty rank issues in the baseline."""
     needing: tuple[int, ...] = ()
-    """Ranks that wait for the harmed one in that call or later, and so must notice."""
+    """Ranks that wait for the faulty one in that call or later, and so must notice the fault."""
     numbers: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
-    """Rank -> what it records, unharmed."""
+    """Rank -> values that it records in the baseline."""
     limit_s: Seconds = 0.0
-    """Time limit of its process groups."""
+    """Time limit of the process groups."""
     delay_s: Seconds = 0.0
     timeout_s: Seconds = 0.0
-    """How long the harmed test may take."""
+    """Time limit of the test with the fault."""
 
 
 def case_of(test: TestCase) -> ChaosCase | None:
-    """What chaos does to a test; None if it has no part in the run."""
+    """Return the chaos data of a test; None if it takes no part in the run."""
     data = test.data.get(NAME)
     return None if data is None else msgspec.convert(data, ChaosCase)
 
 
 def fault_of(test: TestCase) -> Fault | None:
-    """The fault that strikes a test; None if none does."""
+    """Return the fault injected into a test, if any."""
     case = case_of(test)
     return case.fault if case else None
 
 
 def unharmed_ranks(result: TestResult) -> tuple[UnharmedRank, ...]:
-    """The calls of the ranks of a test, where they were counted; else nothing."""
+    """Return the calls of each rank, where a baseline run counted them."""
     section = result.sections.get(NAME)
     return () if section is None else msgspec.convert(section.data, tuple[UnharmedRank, ...])

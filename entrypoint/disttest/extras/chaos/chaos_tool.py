@@ -1,4 +1,4 @@
-"""The part of chaos that is in a rank: counts its calls, strikes in one of them, and notes what waits have raised."""
+"""The part of chaos inside a rank: count its calls, inject the fault into one of them, and note the errors of waits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from disttest.observe.operations import title_of
 _MOST_CALLS = 50_000
 _MOST_ERRORS = 50
 _LONGEST = 2000
-"""Characters of what an exception says."""
+"""Characters kept of an exception's text."""
 
 
 class ChaosTool(Tool):
-    """Told of the calls of one test.
+    """Observer of the calls of one test in one rank.
 
     Args:
-        case: what is to happen.
-        rank: of this process.
-        announce: tells the world that the fault strikes now; it may be the last thing that this process does.
+        case: the fault and its time limits.
+        rank: number of this rank.
+        announce: notifies the world, with the monotonic time, just before the fault is injected. It may be the last
+            thing
+            that this process does.
     """
 
     def __init__(self, case: ChaosCase, rank: int, announce: Callable[[float], object]) -> None:
@@ -44,11 +46,13 @@ class ChaosTool(Tool):
         self._errors: list[SeenError] = []
         self._lock = threading.Lock()
         self._limit = timedelta(seconds=case.limit_s)
-        if case.fault is not None:  # gloo keeps for messages what it is given when a group is made
+        if case.fault is not None:
+            # For point-to-point messages gloo keeps the time limit with which the group was made: lowering it later
+            # has no effect.
             _c10d().default_pg_timeout = min(_c10d().default_pg_timeout, self._limit)
 
     def report(self, properties: Iterable[tuple[str, Any]], raised: BaseException | None) -> ChaosSeen:
-        """What was seen, with what the test has recorded and raised."""
+        """Return the observations, with the values that the test recorded and the exceptions it raised."""
         return ChaosSeen(
             handed=next(self._handed),
             calls=tuple(self._calls),
@@ -58,7 +62,7 @@ class ChaosTool(Tool):
         )
 
     def take(self, call: Call, run: Callable[[], Any]) -> Any:
-        """Hand the call on, and strike before or after that if it is the one."""
+        """Run the call; inject the fault before or after it if this is the chosen call."""
         with self._lock:
             number = next(self._numbers)
             if self._case.fault is None and number <= _MOST_CALLS:
@@ -81,16 +85,16 @@ class ChaosTool(Tool):
         strike(self._fault, delay_s=self._case.delay_s)
 
     def on_group(self, group: Group, *, made: bool) -> None:
-        """Lower the time limit of a group that was given one of its own."""
+        """Lower the time limit of a group that was made with a limit of its own."""
         if made and self._case.fault is not None:
             _lower_limit(group, self._limit)
 
     def on_wait(self, wait: Wait) -> None:
-        """Note when it began."""
+        """Note when the wait began."""
         self._began[wait.n] = monotonic()
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
-        """Note what it has raised."""
+        """Note the error that the wait raised, if any."""
         began_s = self._began.pop(wait.n, 0.0)
         if error is not None:
             what = title_of(wait.call.op) if wait.call else str(wait.kind)
@@ -119,7 +123,7 @@ def _words(error: BaseException) -> str:
 
 
 def _shown(error: BaseException | None) -> Iterator[BaseException]:
-    """The exceptions that a traceback of this one shows, the last first; a group's members in its place."""
+    """Yield the exceptions that a traceback of this one shows, the last first, and the members of exception groups."""
     known = set()
     while error is not None and id(error) not in known:
         known.add(id(error))
@@ -130,7 +134,7 @@ def _shown(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _lower_limit(group: Group, limit: timedelta) -> None:
-    """Limits that are lower stay."""
+    """Lower the time limit of a group; keep one that is lower already."""
     if group.timeout_s is not None and group.timeout_s <= limit.total_seconds():
         return
     pg = next((pg for pg in _c10d()._world.pg_map if pg.group_name == group.name), None)  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""``disttest chaos``: does a test keep its contract when a rank is lost?"""
+"""Command ``disttest chaos``: does a test keep its contract when a rank is lost?"""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DURING = "during"
 
 
 def parse_fault(text: str) -> Fault:
-    """``kill:1:5``: the kind, the rank, and the number of its call; ``kill:1:5:during`` strikes when that is under way.
+    """Parse ``kill:1:5``: kind, rank, number of the call. ``kill:1:5:during`` injects the fault while the call runs.
 
     Raises:
-        UsageError: it is no fault.
+        UsageError: the text is not a valid fault.
     """
     kind, *numbers = text.split(":")
     during = numbers[2:] == [_DURING]
@@ -32,10 +32,10 @@ def parse_fault(text: str) -> Fault:
 
 
 def parse_kinds(text: str) -> tuple[FaultKind, ...]:
-    """``kill,stop``.
+    """Parse a list such as ``kill,stop``.
 
     Raises:
-        UsageError: there is no such kind.
+        UsageError: a kind is unknown.
     """
     words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in tuple(FaultKind)]:

@@ -1,4 +1,4 @@
-"""What ``disttest chaos`` does: run tests unharmed, then once for each fault in each of their calls."""
+"""Run of ``disttest chaos``: the baseline first, then each test once for each fault in each of its calls."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.supervisor.run_supervisor import hold_signals, pytest_command, run_supervised
 
 _RANKS_OF_A_PROCESSOR = 20
-"""Most of them wait for a time limit, and need no processor for that."""
+"""Ranks at a time for each processor: most of them wait for a time limit and use no processor."""
 _MOST_AT_ONCE = 16
-"""Worlds; each takes memory."""
+"""Worlds at a time; each takes memory."""
 _TRACEBACKS = "--tb=native"
-"""Every survivor of a fault has one, and pytest's own kind parses each of its files anew: as much work as all the rest."""
+# Each survivor of a fault has a traceback. pytest's own style parses all source files of it again, which took half of
+# the processor time of a chaos run.
 
 
 class _Runs(Frozen):
-    """What all runs of one call of the command have in common."""
+    """Settings that all runs of one invocation of the command share."""
 
     flags: dict[str, str | None]
     targets: Targets
@@ -51,7 +52,7 @@ class _Runs(Frozen):
     progress: str
 
     def run(self, plan: ChaosPlan, directory: ResultsDirectory, **changed: str) -> tuple[RunResult, bool]:
-        """Run the tests as planned; the result, and whether failures are still to be told in full."""
+        """Run the tests as planned. Return the result, and whether its failures still have to be printed in full."""
         flags = {**self.flags, **changed}
         mode = choose_progress(self.progress, self.pytest_args, environment(), directory.path, ())
         with tempfile.TemporaryDirectory(prefix="disttest-chaos-") as folder:
@@ -71,10 +72,10 @@ class _Runs(Frozen):
 
 
 def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mapping[str, Any]) -> int:
-    """What the command does; returns its exit code.
+    """Run the command and return its exit code.
 
     Raises:
-        UsageError: an option makes no sense, or no test has a call in which a rank could be harmed.
+        UsageError: an option is invalid, or no test has a call that a fault can be injected into.
     """
     hold_signals()
     runs, options = _prepare(targets, tuple(pytest_args), given)
@@ -113,7 +114,7 @@ def _prepare(
 ) -> tuple[_Runs, RunOptions]:
     flags = {option.field: given[option.field] for option in RUN_OPTIONS}
     flags = by_command(read_project_settings(targets).fill(flags))
-    # One attempt of each, judged by its contract alone.
+    # The contract alone decides: other findings and retries would change the verdict.
     flags |= {"sanitize": "off", "record": "off", "retries": "0", "repeat": "1", "flaky": "pass"}
     options = resolve_options(flags)
     if "spmd" in options.given:
@@ -164,7 +165,7 @@ def _size(test: TestCase) -> int:
 
 
 def _slots(size: int, processors: int) -> int:
-    """How many ranks harmed worlds of a size may have at once."""
+    """Number of ranks that worlds of this size may have at the same time."""
     return size * min(_MOST_AT_ONCE, max(1, _RANKS_OF_A_PROCESSOR * processors // size))
 
 
@@ -173,7 +174,7 @@ def _plan(drawn: Sequence[Drawn]) -> ChaosPlan:
 
 
 def _describe(drawn: Drawn, wanted: Wanted) -> str:
-    """``chaos: test_x.py::test_step[4xgloo]: 192 faults``, or how many of them are tried."""
+    """Format ``chaos: test_x.py::test_step[4xgloo]: 192 faults``, or the number drawn of them."""
     number = len(drawn.cases)
     some = f"{number} of {drawn.of} faults, drawn with --seed {wanted.seed}"
     return f"chaos: {drawn.test.nodeid}: {some if number < drawn.of else count(number, 'fault')}"

@@ -15,10 +15,10 @@ _KNOWN = (*_HARMS, "delay", "recover", "within_s")
 
 
 def contract_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Contract:
-    """The contract that a mark states: ``chaos(kill="recovers", within_s=2)``, or ``chaos(recover=True)`` for all harm.
+    """Return the contract of a mark: ``chaos(kill="recovers", within_s=2)``, or ``chaos(recover=True)`` for all faults.
 
     Raises:
-        UsageError: it makes no sense.
+        UsageError: an argument of the mark is unknown or invalid.
     """
     if args or (unknown := sorted(set(kwargs) - set(_KNOWN))):
         raise UsageError(f"chaos mark takes {', '.join(_KNOWN)}, not {args[0] if args else unknown[0]!r}")

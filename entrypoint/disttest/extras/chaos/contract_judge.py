@@ -1,4 +1,4 @@
-"""What the ranks of a harmed test did, against its contract. Pure."""
+"""Compare the ranks of a test with a fault against its contract. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from disttest.results.verdict import SYMPTOM
 
 
 class Breach(StrEnum):
-    """How a contract is broken, gravest first."""
+    """Ways to break a contract, gravest first."""
 
     HUNG = "hung"
     SILENT = "silent"
@@ -77,7 +77,7 @@ _TIMED_OUT = r"timed? ?out|timeout"
 _OF_PEERS = re.compile(
     rf"{SYMPTOM.pattern}|{_TIMED_OUT}|\bDist\w*Error\b|\bNCCL\b|gloo|peer|rendezvous", re.IGNORECASE
 )
-"""How an exception words it that a peer is gone or silent."""
+"""Words by which an exception reports that a peer is gone or silent."""
 _OWN_MISTAKES = (
     "KeyError",
     "AttributeError",
@@ -87,16 +87,16 @@ _OWN_MISTAKES = (
     "IndexError",
     "ZeroDivisionError",
 )
-"""What nobody raises on purpose while handling another error."""
+"""Exceptions that are raised by mistake, never on purpose, while handling another error."""
 
 
 class Harmed(NamedTuple):
-    """A rank in the harmed test."""
+    """A rank in the test with the fault."""
 
     record: RankRecord
     seen: ChaosSeen | None
     failed_at_s: float | None = None
-    """When its test failed; monotonic clock."""
+    """When its test failed, on the monotonic clock."""
 
 
 class _RankBreach(NamedTuple):
@@ -107,13 +107,13 @@ class _RankBreach(NamedTuple):
 def judge_case(
     case: ChaosCase, ranks: Sequence[Harmed], struck_at_s: float, left: Sequence[str] = ()
 ) -> PluginFinding | None:
-    """The finding, if the contract is broken.
+    """Return a finding if the contract is broken.
 
     Args:
-        case: what was done.
-        ranks: what each rank did then.
-        struck_at_s: when the fault struck; monotonic clock.
-        left: processes and shared memory that were left behind, in words.
+        case: the fault and the contract.
+        ranks: records of all ranks.
+        struck_at_s: when the fault was injected, on the monotonic clock.
+        left: descriptions of processes and shared memory that were left behind.
     """
     broke_at_s = [struck_at_s, *(error.ended_s for each in ranks if (error := _of_peers(each, struck_at_s)))]
     breaches = {
@@ -129,7 +129,7 @@ def judge_case(
 
 
 def _has_tried_again(case: ChaosCase, ranks: Sequence[Harmed]) -> bool:
-    """Whether all passed, and the rank whose call raised has made up for it."""
+    """Whether all ranks passed and the rank whose call raised has repeated it."""
     assert case.fault is not None
     victim = next(each for each in ranks if each.record.rank == case.fault.rank)
     passed = all(each.record.outcome is Outcome.PASSED for each in ranks)
@@ -190,10 +190,11 @@ def _judge_who_goes_on(case: ChaosCase, rank: Harmed) -> Iterator[_RankBreach]:
 def _judge_error(
     case: ChaosCase, rank: Harmed, wanted: Survival, broke_at_s: Sequence[float]
 ) -> Iterator[_RankBreach]:
-    """What is wrong with how a rank has failed.
+    """Yield the breach in how a rank failed.
 
     Args:
-        broke_at_s: when the fault struck, and when each rank noticed: whoever notices ends, and its peers learn it by that.
+        broke_at_s: when the fault was injected, and when each rank noticed it. A rank that notices ends, and its peers
+            learn of the fault from that.
     """
     record = rank.record
     if wanted is Survival.ERROR:
@@ -217,7 +218,8 @@ def _judge_error(
     limit_s = contract.within_s + (0 if wanted is Survival.CONNECTION_ERROR else case.limit_s)
     last_s = max(at_s for at_s in broke_at_s if at_s < error.ended_s)
     took_s = error.ended_s - max(last_s, error.began_s)
-    # That a connection broke is told at once, however long a busy machine takes for it; only a time-out was waited for.
+    # A broken connection is reported immediately, however long a busy machine takes for it: only time-outs can be
+    # late.
     if took_s > limit_s and not SYMPTOM.search(error.text):
         yield _RankBreach(Breach.LATE, f"raised {_short(error.text)} only after {took_s:.1f} s")
     elif rank.failed_at_s is not None and (went_on_s := rank.failed_at_s - error.ended_s) > limit_s:
@@ -225,14 +227,14 @@ def _judge_error(
 
 
 def _of_peers(rank: Harmed, struck_at_s: float) -> SeenError | None:
-    """The first error of communication that came up in it after the fault."""
+    """Return the first communication error that the rank saw after the fault."""
     errors = rank.seen.errors if rank.seen else ()
     later = (error for error in errors if error.ended_s >= struck_at_s)
     return next((error for error in later if _OF_PEERS.search(error.text)), None)
 
 
 _SOURCE = re.compile(r"\[/?[\w./-]+\.(?:cc|cpp|h):\d+\] ")
-"""Where in its own sources gloo has made the error."""
+"""Location in gloo's own sources, which gloo puts in front of its errors."""
 
 
 def _short(text: str, most: int = 160) -> str:
@@ -249,7 +251,7 @@ _DONE = {
 
 
 def describe_fault(case: ChaosCase) -> str:
-    """``rank 1 was killed before all_reduce #5 of group default (its call 5) at test_step.py:12``."""
+    """Format ``rank 1 was killed before all_reduce #5 of group default (its call 5) at test_step.py:12``."""
     assert case.fault is not None
     fault, struck = case.fault, case.struck
     when = "during" if fault.during else "before"
@@ -259,7 +261,7 @@ def describe_fault(case: ChaosCase) -> str:
 
 
 def describe_wanted(case: ChaosCase) -> str:
-    """What the contract wants after it."""
+    """Describe the reaction that the contract requires."""
     assert case.fault is not None
     contract = case.contract
     limit = f"{case.limit_s:g} s, its group's limit, and {contract.within_s:g} s"

@@ -1,4 +1,4 @@
-"""From an unharmed run to the faults that are tried. Pure."""
+"""Plan the faults of a test from its baseline run. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from disttest.model import Frozen, TestCase, TestResult
 
 
 class ChaosPlan(Frozen):
-    """What the pytest process of a run is told; lies in a file."""
+    """Plan for the pytest process of a run; passed in a file."""
 
     cases: dict[str, tuple[ChaosCase, ...]] | None = None
-    """Node id of a test -> its faults; None: count the calls of every test that has a world."""
+    """Node id of a test -> its faults. None: count the calls of each test that has a world."""
 
 
 class Wanted(Frozen):
-    """Which faults are asked for."""
+    """Faults that the user selected."""
 
     kinds: tuple[FaultKind, ...] = tuple(FaultKind)
     during: bool = False
     faults: tuple[Fault, ...] = ()
-    """These and no others; empty: all of those kinds."""
+    """Only these faults; empty: all of the selected kinds."""
     samples: int = 0
-    """Of each test, so many that are drawn; 0: all."""
+    """Number of faults to draw for each test; 0: all."""
     seed: int = 0
     limit_s: float = GROUP_S
     delay_s: float = DELAY_S
 
 
 class Drawn(Frozen):
-    """The faults of one test."""
+    """The faults drawn for one test."""
 
     test: TestCase
     cases: tuple[ChaosCase, ...]
     of: int
-    """How many it would have."""
+    """Number of possible faults."""
 
 
 def draw(test: TestCase, unharmed: TestResult, wanted: Wanted) -> Drawn:
-    """The faults of a test that has passed unharmed.
+    """Draw the faults of a test that passed in the baseline.
 
     Raises:
-        UsageError: a fault is asked for in a call that the test does not make.
+        UsageError: a fault names a call that the test does not make.
     """
     ranks = unharmed_ranks(unharmed)
     possible = list(_check(test, ranks, wanted.faults)) if wanted.faults else list(_all(ranks, wanted))
@@ -60,7 +60,9 @@ def draw(test: TestCase, unharmed: TestResult, wanted: Wanted) -> Drawn:
 
 
 def _all(ranks: Sequence[UnharmedRank], wanted: Wanted) -> Iterator[Fault]:
-    # Some kinds have the others wait for a limit, and leave the processors to those beside them.
+    # Kinds take turns: after some of them the ranks only wait for a time limit, which leaves the processors to worlds
+    # that
+    # run at the same time.
     for rank in ranks:
         for call in range(1, len(rank.calls) + 1):
             for kind in wanted.kinds:
@@ -82,7 +84,7 @@ def _check(test: TestCase, ranks: Sequence[UnharmedRank], faults: Sequence[Fault
 
 
 def make_case(test: TestCase, unharmed: TestResult, fault: Fault, wanted: Wanted) -> ChaosCase:
-    """A fault with all that is needed to strike and to judge."""
+    """Combine a fault with the data needed to inject and to judge it."""
     counted = case_of(test)
     assert counted is not None
     ranks = unharmed_ranks(unharmed)

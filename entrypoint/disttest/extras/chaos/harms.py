@@ -1,4 +1,4 @@
-"""Chaos in the controller: which tests take part, and one of each for each of its faults."""
+"""Chaos in the controller: select the tests that take part, and make one test of each fault."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _CASE = pytest.StashKey[ChaosCase]()
 
 
 def case_of_item(item: pytest.Item) -> ChaosCase | None:
-    """What chaos does to an item; None if it has no part in the run."""
+    """Return the chaos data of an item; None if it takes no part in the run."""
     return item.stash.get(_CASE, None)
 
 
 def harm_each(items: list[pytest.Item], config: pytest.Config, plan_file: Path) -> None:
-    """Keep the tests that have a world, to be counted; or have one of each for each fault of the plan.
+    """Keep the tests that have a world, for the baseline; or replace each by one test for each planned fault.
 
     Raises:
-        UsageError: a chaos mark makes no sense.
+        UsageError: a chaos mark is invalid.
     """
     plan = msgspec.json.decode(plan_file.read_bytes(), type=ChaosPlan)
     kept = [each for item in items for each in _of(item, plan)]
@@ -40,6 +40,9 @@ def _of(item: pytest.Item, plan: ChaosPlan) -> Iterator[pytest.Item]:
     if plan.cases is None:
         yield _with_case(item, ChaosCase(contract=_contract(item)))
         return
+    # A fault is a test with a name, such as test_x[4xgloo-kill:1:5], so that slots, logs, JUnit and history need no
+    # rules
+    # for it. One entry for each broken contract would leave no trace of the faults that were tried.
     for case in plan.cases.get(item.nodeid, ()):
         twin = _with_case(twin_of(item), case)
         rename(twin, _name(item.nodeid, str(case.fault)), collected_as=item.nodeid)
@@ -47,7 +50,7 @@ def _of(item: pytest.Item, plan: ChaosPlan) -> Iterator[pytest.Item]:
 
 
 def _with_case(item: pytest.Item, case: ChaosCase) -> pytest.Item:
-    """The item with its part in the run: processes of its own, and the time that its fault may take."""
+    """Attach the chaos data: the item gets a fresh world and the time limit of its fault."""
     item.stash[_CASE] = case
     item.add_marker(pytest.mark.fresh_world, append=False)
     if case.fault is not None:
@@ -64,5 +67,5 @@ def _contract(item: pytest.Item) -> Contract:
 
 
 def _name(nodeid: str, fault: str) -> str:
-    """``test_x.py::test_step[4xgloo-kill:1:5]``."""
+    """Format ``test_x.py::test_step[4xgloo-kill:1:5]``."""
     return f"{nodeid.removesuffix(']')}-{fault}]"

@@ -1,4 +1,4 @@
-"""The hooks of ``disttest chaos``."""
+"""Hooks of ``disttest chaos``."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _MARK = (
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """Those of the command."""
+    """Options of the command."""
     return OPTIONS
 
 
 @hookimpl
 def disttest_commands_that_run() -> Sequence[str]:
-    """Its own."""
+    """The command runs tests."""
     return (NAME,)
 
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest chaos``."""
+    """Add ``disttest chaos``."""
     from disttest.extras.chaos.command import chaos
 
     group.add_command(chaos)
@@ -52,14 +52,14 @@ def disttest_addcommands(group: click.Group) -> None:
 
 @hookimpl
 def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
-    """The same fault."""
+    """Repeat the test with the same fault."""
     case = case_of(test)
     return None if case is None else (NAME, *options_of_fault(case))
 
 
 @hookimpl
 def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
-    """A table for each test and kind of fault."""
+    """Make a table for each test and kind of fault."""
     if not any(NAME in test.test.data for test in run.tests):
         return ()
     from disttest.extras.chaos.tables import report_tables
@@ -69,24 +69,24 @@ def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
 
 @hookimpl
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Version 0.1 wrote them beside the fields of the core."""
+    """Move the fields that version 0.1 wrote next to those of the core."""
     return {NAME: _move_case, "unharmed": _move_unharmed}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The plan of the command for its pytest processes."""
+    """Add the option by which the command passes the plan to its pytest processes."""
     parser.getgroup("disttest").addoption("--disttest-chaos", dest="disttest_chaos", help=argparse.SUPPRESS)
 
 
 @hookimpl
 def disttest_marks() -> Sequence[str]:
-    """The contract of a test."""
+    """Describe the mark that states a contract."""
     return (_MARK,)
 
 
 @hookimpl
 def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> None:
-    """One test for each fault of the plan."""
+    """Make one test of each fault of the plan."""
     if plan := config.getoption("disttest_chaos"):
         from disttest.extras.chaos.harms import harm_each
 
@@ -95,7 +95,7 @@ def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> No
 
 @hookimpl
 def disttest_test_data(item: pytest.Item) -> ChaosCase | None:
-    """Its fault and contract."""
+    """Return the fault and the contract of the test."""
     if not item.config.getoption("disttest_chaos"):
         return None
     from disttest.extras.chaos.harms import case_of_item
@@ -105,14 +105,14 @@ def disttest_test_data(item: pytest.Item) -> ChaosCase | None:
 
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the parts in worlds and ranks."""
+    """Import the parts that run in worlds and ranks."""
     if config.known_args_namespace.disttest_chaos:
         from disttest.extras.chaos import in_rank, in_world  # noqa: F401
 
 
 @hookimpl
 def disttest_make_attempt(test: TestCase) -> type[Attempt] | None:
-    """One in which a failure ends nobody."""
+    """Use an attempt in which a failing rank does not end the others."""
     if fault_of(test) is None:
         return None
     from disttest.extras.chaos.in_world import HarmedAttempt
@@ -122,7 +122,7 @@ def disttest_make_attempt(test: TestCase) -> type[Attempt] | None:
 
 @hookimpl(wrapper=True)
 def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
-    """By the contract of the test."""
+    """Judge the attempt by the contract of the test."""
     case = case_of(attempt.test)
     if case is None:
         return (yield)
@@ -131,14 +131,14 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult
     left: Sequence[str] = ()
     if case.fault is not None:
         left = attempt.left_behind()
-        attempt.speaks = False  # no pytest report of a rank knows of the contract
+        attempt.speaks = False  # reports of ranks do not know the contract
     result = yield
     return result if attempt.is_cancelled else judge_chaos(result, attempt.ranks, case, left)
 
 
 @hookimpl(wrapper=True)
 def disttest_rank_test(test: RankTest) -> Generator[None, bool, bool]:
-    """Strike and observe."""
+    """Inject the fault and observe the rank."""
     if NAME not in test.data:
         return (yield)
     from disttest.extras.chaos.in_rank import run_harmed

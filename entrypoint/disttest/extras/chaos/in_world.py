@@ -1,4 +1,4 @@
-"""The result of a test under chaos: its calls, or what its contract makes of what the ranks did."""
+"""Result of a test under chaos: its counted calls, or the verdict of its contract."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _decoder = msgspec.json.Decoder(ChaosSeen)
 
 
 class HarmedAttempt(Attempt):
-    """The running test of a world in which chaos harms a rank. The plugin judges the reactions of the others."""
+    """Attempt in which chaos injects a fault into one rank, and the plugin judges the reactions of the others."""
 
     def note_failure(self, at_s: float) -> None:
-        """A failure ends nobody: the others have until the deadline, and are hung if they are still at it then."""
+        """Do nothing: the other ranks have until the deadline, and count as hung if they still run then."""
 
     def note_lost_peer(self, at_s: float) -> None:
-        """Nor does this one."""
+        """Do nothing, as for a failure."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the others are done; a rank that was stopped never will be."""
+        """Whether the other ranks have finished; a stopped rank never finishes."""
         return all(progress.is_over or self._is_silenced(progress) for progress in self.ranks)
 
     @cached_property
@@ -36,7 +36,7 @@ class HarmedAttempt(Attempt):
         return fault_of(self.test)
 
     def _is_silenced(self, progress: RankProgress) -> bool:
-        fault = self._fault  # asked with each message of the world
+        fault = self._fault  # cached: read with each message of the world
         stopped = fault is not None and fault.kind is FaultKind.STOP and fault.rank == progress.rank
         return stopped and NAME in progress.noted
 
@@ -44,13 +44,13 @@ class HarmedAttempt(Attempt):
 def judge_chaos(
     result: TestResult, ranks: Sequence[RankProgress], case: ChaosCase, left: Sequence[str]
 ) -> TestResult:
-    """What the attempt came to.
+    """Replace the result of an attempt by the verdict of the contract.
 
     Args:
-        result: what it would be without chaos.
-        ranks: all of the world.
-        case: what was done.
-        left: what they have left behind, in words.
+        result: the result without chaos.
+        ranks: all ranks of the world.
+        case: the fault and the contract.
+        left: descriptions of what the ranks left behind.
     """
     seen = [_seen(progress) for progress in ranks]
     if case.fault is None:
@@ -82,12 +82,12 @@ def judge_chaos(
 
 
 def _seen(progress: RankProgress) -> ChaosSeen | None:
-    """What a rank has reported; None where it could not."""
+    """Decode the observations of a rank; None if it could not report any."""
     return _decoder.decode(progress.done.seen[NAME]) if progress.done and NAME in progress.done.seen else None
 
 
 def _struck_at_s(progress: RankProgress) -> float | None:
-    """When the fault struck, on the monotonic clock; None if it has not."""
+    """Return when the fault was injected, on the monotonic clock; None if it was not."""
     noted = progress.noted.get(NAME)
     return None if noted is None else msgspec.json.decode(noted, type=float)
 
@@ -109,7 +109,7 @@ def _with_calls(
 
 
 def _not_shown(result: TestResult, rank: int, what: str) -> TestResult:
-    """Whether the contract holds is open: the test did not run as it had unharmed."""
+    """Return an error: the test did not run as in the baseline, so the contract was not put to the proof."""
     own = f" ({result.message})" if result.outcome.is_bad else ""
     return msgspec.structs.replace(
         result,

@@ -1,8 +1,8 @@
-"""The limits of chaos, in seconds."""
+"""Time limits of chaos, in seconds."""
 
 GROUP_S = 2.0
-"""Time limit of process groups: how long a rank waits for a silent one. No test that is worth it takes longer in one call."""
+"""Time limit of process groups: how long a rank waits for a silent one. No useful test takes longer in one call."""
 SLACK_S = 3.0
-"""How much longer than its waits a harmed test may take."""
+"""Time that a test with a fault may take beyond its waits."""
 DELAY_S = 0.5
-"""How late a rank is that comes late; well below the limit of its groups."""
+"""Delay of a late rank; well below the time limit of its groups."""

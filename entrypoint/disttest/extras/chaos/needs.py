@@ -1,4 +1,4 @@
-"""Which ranks wait for another one from some call on: those must notice that it is gone. Pure."""
+"""Find the ranks that wait for a given rank from some call on: they must notice that it is gone. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _Key = tuple[object, ...]
 
 
 def needing(ranks: Sequence[UnharmedRank], fault: Fault) -> tuple[int, ...]:
-    """The ranks that wait for what the harmed one would have sent, directly.
+    """Return the ranks that wait directly for data of the faulty one.
 
-    The source of a broadcast and the sender of a message do not: they may have passed before anybody could know.
+    The source of a broadcast and the sender of a message do not: they may have passed before the fault is noticeable.
 
     Args:
-        ranks: of the unharmed run.
-        fault: what strikes; the call itself has been sent where it strikes during it.
+        ranks: calls of the baseline run.
+        fault: the fault. The call itself has been sent if the fault is injected during it.
     """
     victim = next(rank for rank in ranks if rank.rank == fault.rank)
     numbers = {_key(call, victim.rank): number for number, call in enumerate(victim.calls, 1)}
@@ -34,7 +34,7 @@ def needing(ranks: Sequence[UnharmedRank], fault: Fault) -> tuple[int, ...]:
 
 
 def _key(call: UnharmedCall, rank: int) -> _Key:
-    """What the calls have in common that meet."""
+    """Key that matching calls of different ranks share."""
     if call.peer is None:
         return call.group, call.seq
     ends = (rank, call.peer) if call.op == "send" else (call.peer, rank)

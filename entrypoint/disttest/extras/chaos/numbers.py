@@ -1,4 +1,4 @@
-"""What a test has recorded, in a form in which two runs can be compared."""
+"""Format the values that a test records, so that two runs can be compared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from disttest.masking import masker
 from disttest.observe import spec_of
 
 _SHOWN = 8
-"""Numbers of a tensor that are shown, not told by their digest."""
+"""Elements of a tensor that are shown as numbers; larger tensors are shown by their digest."""
 
 
 def numbers_of(properties: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Name -> value in words: equal words, equal numbers, to the bit.
+    """Map each name to its value as text; equal texts mean equal values, to the bit.
 
     Args:
-        properties: what ``record_property`` was given; of one name the last counts.
+        properties: arguments of ``record_property``; the last value of a name counts.
     """
     return {masker.text(str(name)): masker.text(_describe(value)) for name, value in properties}
 
@@ -34,5 +34,5 @@ def _describe(value: Any) -> str:
         return f"{spec_of(whole)} with digest {digest_of([whole]):08x}"
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001  # it is the test's own
+    except Exception as error:  # noqa: BLE001  # the repr is the test's code
         return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"

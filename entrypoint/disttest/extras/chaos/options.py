@@ -1,4 +1,4 @@
-"""The options of ``disttest chaos``, and the command line of one fault."""
+"""Options of ``disttest chaos``, and the command line that repeats one fault."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPTIONS = (
 
 
 def options_of_fault(case: ChaosCase) -> Iterator[str]:
-    """The words that have ``disttest chaos`` try this fault alone."""
+    """Yield the arguments with which ``disttest chaos`` tries this fault alone."""
     fault = case.fault
     if fault is None:
         return

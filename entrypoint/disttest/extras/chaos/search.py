@@ -1,4 +1,4 @@
-"""The end of ``disttest chaos --samples``: rounds of further faults, until the smallest that breaks a contract is found."""
+"""Search of ``disttest chaos --samples``: try further faults until the smallest that breaks a contract is found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.repeat import repeat_command
 
 _Harmed = dict[Fault, TestOutcome]
-"""Of one test."""
+"""Faults of one test -> the outcome of each."""
 
 
 def search_smallest(
@@ -26,16 +26,16 @@ def search_smallest(
     wanted: Wanted,
     run: Callable[[ChaosPlan, str], RunResult],
 ) -> int:
-    """Search the smallest fault of each test in which a sampled one has broken the contract, and tell it in a line each.
+    """Search the smallest fault of each test in which a sampled one broke the contract, and print a line for each.
 
     Args:
-        harmed: with the sampled faults.
-        unharmed: the tests as they passed.
-        wanted: which faults were asked for.
-        run: runs a plan; its results lie in a folder of that name.
+        harmed: results with the sampled faults.
+        unharmed: the tests of the baseline.
+        wanted: faults that the user selected.
+        run: runs a plan and writes its results into a folder of the given name.
 
     Returns:
-        The exit code of a round that did not come to its end, else 0.
+        The exit code of a round that did not finish, otherwise 0.
     """
     tests = {test.test.nodeid: test for test in unharmed}
     seen = _by_test(harmed)
@@ -62,7 +62,7 @@ def search_smallest(
 
 
 def _by_test(run: RunResult) -> dict[str, _Harmed]:
-    """Node id of the unharmed test -> what each of its faults came to."""
+    """Node id of the baseline test -> the outcome of each of its faults."""
     found: dict[str, _Harmed] = {}
     for test in run.tests:
         fault = fault_of(test.test)

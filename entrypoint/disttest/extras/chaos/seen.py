@@ -1,4 +1,4 @@
-"""What the tool in a rank reports of a test."""
+"""Observations of a test that the tool in a rank reports."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from disttest.model import Frozen
 
 
 class SeenError(Frozen):
-    """A call or a wait that has raised."""
+    """A call or a wait that raised."""
 
     what: str
-    """``all_reduce at test_step.py:12``."""
+    """Such as ``all_reduce at test_step.py:12``."""
     text: str
     """The exception in one line, its class first."""
     began_s: float
-    """When the rank began to wait; monotonic clock, which all processes of a machine share."""
+    """When the rank began to wait, on the monotonic clock, which all processes of a machine share."""
     ended_s: float
 
 
 class ChaosSeen(Frozen):
-    """A rank in one test."""
+    """Observations of one rank in one test."""
 
     handed: int = 0
-    """Calls that its backend was given."""
+    """Number of calls handed to the backend."""
     calls: tuple[UnharmedCall, ...] = ()
     errors: tuple[SeenError, ...] = ()
     raised: tuple[str, ...] = ()
-    """What the test raised, each exception after the one in whose handling it was raised: class and message."""
+    """Class and message of the exceptions that the test raised, the last first."""
     numbers: dict[str, str] = msgspec.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""From a fault that breaks a contract to the smallest one: the earliest call of that rank in which that kind does. Pure."""
+"""Shrink a fault that breaks a contract: find the earliest call of that rank in which it does. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from disttest.extras.chaos.case import Fault
 from disttest.model import Frozen
 
 _AT_ONCE = 8
-"""Calls that a round tries."""
+"""Calls tried in one round."""
 
 
 class Search(Frozen):
-    """Where a search among the earlier calls of a rank stands."""
+    """State of a search among the earlier calls of a rank."""
 
     fault: Fault
-    """The smallest one known to break the contract."""
+    """The smallest fault known to break the contract."""
     tried: frozenset[int]
-    """Calls in which this kind of fault has struck this rank."""
+    """Calls in which this kind of fault was injected into this rank."""
     after: int = 0
-    """Later calls only: a whole round up to this one has held."""
+    """Search later calls only: a whole round up to this one kept the contract."""
 
     def round(self) -> tuple[Fault, ...]:
-        """What to try next, spread evenly over the untried; nothing where the search is over."""
+        """Return the faults to try next, spread evenly over the untried calls; empty when the search is over."""
         untried = [call for call in range(self.after + 1, self.fault.call) if call not in self.tried]
         number = min(_AT_ONCE, len(untried))
         calls = (untried[(2 * place + 1) * len(untried) // (2 * number)] for place in range(number))
         return tuple(msgspec.structs.replace(self.fault, call=call) for call in calls)
 
     def advanced(self, tried: Iterable[Fault], broken: Collection[Fault]) -> Search:
-        """The search after a round: among what is earlier still, or nearer to the fault where all of the round have held."""
+        """Return the search after a round: continue before its smallest breaking fault, or after the round if none
+        broke."""
         calls = {fault.call for fault in tried}
         smaller = msgspec.structs.replace(self, tried=self.tried | calls)
         if broken:
@@ -40,12 +41,12 @@ class Search(Frozen):
 
     @property
     def tried_before(self) -> int:
-        """How many calls before the smallest one were tried, and have held."""
+        """Number of calls before the smallest fault that were tried and kept the contract."""
         return sum(call < self.fault.call for call in self.tried)
 
 
 def begin_search(tried: Collection[Fault], broken: Collection[Fault]) -> Search | None:
-    """The search of a test, from its earliest call in which a fault has broken the contract; None where all have held."""
+    """Begin a search at the earliest call in which a fault broke the contract; None if none did."""
     if not broken:
         return None
     smallest = min(broken, key=_call)

@@ -1,4 +1,4 @@
-"""What the four kinds of faults do, in the process that they strike."""
+"""Inject the four kinds of faults into the own process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from disttest.extras.chaos.case import Fault, FaultKind
 
 
 class FaultRaised(RuntimeError):
-    """What the call raises; torch's errors of communication are RuntimeErrors, too."""
+    """Exception that the call raises. A RuntimeError, as torch's communication errors are."""
 
 
 def strike(fault: Fault, *, delay_s: float) -> None:
-    """Do it to this process; returns after a delay only, or when a stopped process goes on.
+    """Inject the fault into this process. Return only after a delay, or when a stopped process is continued.
 
     Raises:
-        FaultRaised: that is the fault.
+        FaultRaised: the fault is an exception.
     """
     match fault.kind:
+        # os.kill(os.getpid(), …) lets the kernel choose any thread, such as one of gloo's; raise_signal hits this
+        # one.
         case FaultKind.KILL:
             signal.raise_signal(signal.SIGKILL)
         case FaultKind.STOP:

@@ -1,4 +1,4 @@
-"""The faults of a run as tables: one for each test and kind of fault, ranks down, calls across."""
+"""Tables of the faults of a run: one for each test and kind of fault, a row per rank, a column per call."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _LETTERS = {
     "left-behind": "B",
     _UNREACHED: "?",
 }
-"""The outcome of a fault -> its letter in a cell; each way to break a contract has its own, the gravest come first."""
+"""Outcome of a fault -> its letter in a cell, gravest first."""
 _UNTRIED = Cell(letter=" ", meaning="untried")
 
 _Faults = dict[tuple[int, int], TestOutcome]
-"""Rank and call -> the test in which a fault struck there."""
+"""Rank and call -> the test with the fault in that call."""
 
 
 def report_tables(run: RunResult) -> list[ReportTable]:
-    """The tables of a run of ``disttest chaos``, in the order of its tests; none of any other run."""
+    """Make the tables of a run of ``disttest chaos``, in the order of its tests."""
     tables: dict[tuple[str, FaultKind], _Faults] = {}
     for test in run.tests:
         fault = fault_of(test.test)
