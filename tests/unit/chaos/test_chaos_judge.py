@@ -3,7 +3,7 @@
 import pytest
 
 from disttest.extras.chaos.case import ChaosCase, Contract, Fault, FaultKind, Survival
-from disttest.extras.chaos.contract_judge import Harmed, judge_case
+from disttest.extras.chaos.contract_judge import ObservedRank, judge_case
 from disttest.extras.chaos.seen import ChaosSeen, SeenError
 from disttest.model import Outcome, RankEnd, RankRecord, SeenCall
 
@@ -27,17 +27,17 @@ def case(kind="kill", contract=DEFAULT, needing=(0,), numbers=None):
     )
 
 
-VICTIM = Harmed(RankRecord(rank=1, end=RankEnd.SIGNALLED, signal=9), None)
+VICTIM = ObservedRank(RankRecord(rank=1, end=RankEnd.SIGNALLED, signal=9), None)
 
 
 def passed(rank=0, *, errors=(), numbers=None, handed=12):
     record = RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.PASSED)
-    return Harmed(record, ChaosSeen(errors=errors, numbers=numbers or {}, handed=handed))
+    return ObservedRank(record, ChaosSeen(errors=errors, numbers=numbers or {}, handed=handed))
 
 
 def failed(message, *errors, rank=0, raised=(), failed_at_s=None):
     record = RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.FAILED, message=message)
-    return Harmed(record, ChaosSeen(errors=errors, raised=raised), failed_at_s)
+    return ObservedRank(record, ChaosSeen(errors=errors, raised=raised), failed_at_s)
 
 
 def error(text=LOST, *, began_s=STRUCK_S - 1, after_s=0.1):
@@ -61,7 +61,7 @@ def test_passing_without_the_rank_that_it_waits_for_is_silence():
 
     assert (
         "rank 1 was killed before all_reduce #5 of group default (its call 5) at test_step.py:12; wanted: ranks that wait "
-        "for it raise an error of communication within 1 s; but rank 0 passed as if nothing had happened"
+        "for it raise a communication error within 1 s; but rank 0 passed as if nothing had happened"
     ) == finding.message
     assert ("chaos", "silent", True) == (finding.finder, finding.kind, finding.fails)
     assert [1, 0] == [order.rank for order in finding.orders]
@@ -81,14 +81,16 @@ def test_who_waits_for_nobody_may_pass():
 
 
 def test_a_rank_that_was_ended_has_hung():
-    hung = Harmed(RankRecord(rank=0, end=RankEnd.KILLED, hung=True), None)
+    hung = ObservedRank(RankRecord(rank=0, end=RankEnd.KILLED, hung=True), None)
 
     assert "hung" == breach(case(), hung, VICTIM)
     assert "hung" == breach(case(contract=RECOVERS), hung, VICTIM)
 
 
 def test_a_rank_that_died_has_told_nothing():
-    assert "died" == breach(case(), Harmed(RankRecord(rank=0, end=RankEnd.EXITED, exit_code=1), None), VICTIM)
+    assert "died" == breach(
+        case(), ObservedRank(RankRecord(rank=0, end=RankEnd.EXITED, exit_code=1), None), VICTIM
+    )
 
 
 @pytest.mark.parametrize(

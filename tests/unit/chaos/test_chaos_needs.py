@@ -2,7 +2,7 @@
 
 import pytest
 
-from disttest.extras.chaos.case import Fault, FaultKind, UnharmedCall, UnharmedRank
+from disttest.extras.chaos.case import BaselineCall, BaselineRank, Fault, FaultKind
 from disttest.extras.chaos.needs import needing
 from disttest.model import SeenCall
 
@@ -10,11 +10,11 @@ ALL = (0, 1, 2)
 
 
 def call(op, seq, *, members=ALL, group="0", **more):
-    return UnharmedCall(op=op, group=group, members=members, seq=seq, shown=SeenCall(what=op), **more)
+    return BaselineCall(op=op, group=group, members=members, seq=seq, shown=SeenCall(what=op), **more)
 
 
 def everywhere(*calls):
-    return [UnharmedRank(rank=rank, calls=calls) for rank in ALL]
+    return [BaselineRank(rank=rank, calls=calls) for rank in ALL]
 
 
 def kill(rank, number, *, during=False):
@@ -53,7 +53,7 @@ def test_what_strikes_during_a_call_has_sent_it():
 
 def test_ranks_outside_of_the_group_need_nobody_in_it():
     pair = call("allreduce", 1, group="1", members=(0, 1))
-    ranks = [UnharmedRank(rank=0, calls=(pair,)), UnharmedRank(rank=1, calls=(pair,)), UnharmedRank(rank=2)]
+    ranks = [BaselineRank(rank=0, calls=(pair,)), BaselineRank(rank=1, calls=(pair,)), BaselineRank(rank=2)]
 
     assert (0,) == needing(ranks, kill(1, 1))
 
@@ -61,7 +61,7 @@ def test_ranks_outside_of_the_group_need_nobody_in_it():
 def test_who_receives_needs_who_sends():
     send = call("send", 1, peer=1, tag=7)
     recv = call("recv", 1, peer=0, tag=7)
-    ranks = [UnharmedRank(rank=0, calls=(send,)), UnharmedRank(rank=1, calls=(recv,)), UnharmedRank(rank=2)]
+    ranks = [BaselineRank(rank=0, calls=(send,)), BaselineRank(rank=1, calls=(recv,)), BaselineRank(rank=2)]
 
     assert (1,) == needing(ranks, kill(0, 1))
     assert () == needing(ranks, kill(1, 1))

@@ -1,4 +1,4 @@
-"""From an unharmed run to the faults that are tried."""
+"""Plans of faults, made from a baseline run."""
 
 import msgspec
 import pytest
@@ -6,13 +6,13 @@ import pytest
 from disttest.errors import UsageError
 from disttest.extras.chaos.case import (
     NAME,
+    BaselineCall,
+    BaselineRank,
     ChaosCase,
     Contract,
     Fault,
     FaultKind,
     Survival,
-    UnharmedCall,
-    UnharmedRank,
 )
 from disttest.extras.chaos.command import parse_fault, parse_kinds
 from disttest.extras.chaos.contract import contract_of
@@ -31,7 +31,7 @@ TEST = TestCase(
     data={NAME: msgspec.to_builtins(ChaosCase(contract=Contract(within_s=3.0)))},
 )
 CALLS = tuple(
-    UnharmedCall(
+    BaselineCall(
         op="allreduce", group="0", members=(0, 1), seq=seq, shown=SeenCall(what=f"all_reduce #{seq}")
     )
     for seq in (1, 2, 3)
@@ -44,8 +44,8 @@ UNHARMED = TestResult(
         NAME: Section(
             data=msgspec.to_builtins(
                 (
-                    UnharmedRank(rank=0, calls=CALLS, numbers={"loss": "1.5"}),
-                    UnharmedRank(rank=1, calls=CALLS[:2]),
+                    BaselineRank(rank=0, calls=CALLS, numbers={"loss": "1.5"}),
+                    BaselineRank(rank=1, calls=CALLS[:2]),
                 )
             )
         )
@@ -100,7 +100,7 @@ def test_what_is_no_fault_is_refused(text):
 
 def test_kinds_in_their_own_order():
     assert (FaultKind.KILL, FaultKind.DELAY) == parse_kinds("delay, kill")
-    with pytest.raises(UsageError, match="'pause' is no kind of fault"):
+    with pytest.raises(UsageError, match="'pause' is not a kind of fault"):
         parse_kinds("pause")
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from disttest.extras.chaos.case import FaultKind, Survival, case_of, unharmed_ranks
+from disttest.extras.chaos.case import FaultKind, Survival, baseline_ranks, case_of
 from disttest.extras.chaos.tables import report_tables
 from disttest.extras.replay.recorded import recorded_ranks
 from disttest.plugins.deadlock.proven import DeadlockKind, proof_of
@@ -30,7 +30,7 @@ def test_faults_that_stood_beside_the_fields_of_the_core_are_in_the_tables_and_r
 def test_calls_of_an_unharmed_run_are_those_of_its_ranks(tmp_path):
     run = fold(read_events(JOURNALS / "chaos-unharmed.jsonl"))
 
-    ranks = unharmed_ranks(run.tests[0].final)
+    ranks = baseline_ranks(run.tests[0].final)
     assert [(0, "allreduce"), (1, "allreduce")] == [(rank.rank, rank.calls[0].op) for rank in ranks]
     assert write_reports(run, tmp_path)
 

@@ -75,7 +75,7 @@ class Contract(Frozen):
         return wanted
 
 
-class UnharmedCall(Frozen):
+class BaselineCall(Frozen):
     """A call of a rank in the baseline run: enough to tell which ranks wait for which in it."""
 
     op: str
@@ -89,11 +89,11 @@ class UnharmedCall(Frozen):
     tag: int = 0
 
 
-class UnharmedRank(Frozen):
+class BaselineRank(Frozen):
     """Calls and recorded values of a rank in the baseline run."""
 
     rank: Count
-    calls: tuple[UnharmedCall, ...] = ()
+    calls: tuple[BaselineCall, ...] = ()
     numbers: dict[str, str] = msgspec.field(default_factory=dict)
     """Values that the test recorded with ``record_property``; tensors as shape and digest."""
 
@@ -131,7 +131,7 @@ def fault_of(test: TestCase) -> Fault | None:
     return case.fault if case else None
 
 
-def unharmed_ranks(result: TestResult) -> tuple[UnharmedRank, ...]:
+def baseline_ranks(result: TestResult) -> tuple[BaselineRank, ...]:
     """Return the calls of each rank, where a baseline run counted them."""
     section = result.sections.get(NAME)
-    return () if section is None else msgspec.convert(section.data, tuple[UnharmedRank, ...])
+    return () if section is None else msgspec.convert(section.data, tuple[BaselineRank, ...])

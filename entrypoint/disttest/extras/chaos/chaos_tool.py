@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 from disttest.clock import monotonic
-from disttest.extras.chaos.case import ChaosCase, UnharmedCall
+from disttest.extras.chaos.case import BaselineCall, ChaosCase
+from disttest.extras.chaos.inject import InjectedError, inject
 from disttest.extras.chaos.numbers import numbers_of
 from disttest.extras.chaos.seen import ChaosSeen, SeenError
-from disttest.extras.chaos.strike import FaultRaised, strike
 from disttest.model import SeenCall
 from disttest.observe import Call, Group, Tool, Wait, as_text
 from disttest.observe.operations import title_of
@@ -42,7 +42,7 @@ class ChaosTool(Tool):
         self._numbers = itertools.count(1)
         self._handed = itertools.count()
         self._began: dict[int, float] = {}
-        self._calls: list[UnharmedCall] = []
+        self._calls: list[BaselineCall] = []
         self._errors: list[SeenError] = []
         self._lock = threading.Lock()
         self._limit = timedelta(seconds=case.limit_s)
@@ -66,23 +66,23 @@ class ChaosTool(Tool):
         with self._lock:
             number = next(self._numbers)
             if self._case.fault is None and number <= _MOST_CALLS:
-                self._calls.append(_unharmed(call))
+                self._calls.append(_baseline_call(call))
         fault = self._fault
         if fault is None or fault.call != number:
             next(self._handed)
             return run()
         if not fault.during:
-            self._strike()
+            self._inject()
         next(self._handed)
         result = run()
         if fault.during:
-            self._strike()
+            self._inject()
         return result
 
-    def _strike(self) -> None:
+    def _inject(self) -> None:
         assert self._fault is not None
         self._announce(monotonic())
-        strike(self._fault, delay_s=self._case.delay_s)
+        inject(self._fault, delay_s=self._case.delay_s)
 
     def on_group(self, group: Group, *, made: bool) -> None:
         """Lower the time limit of a group that was made with a limit of its own."""
@@ -105,7 +105,7 @@ class ChaosTool(Tool):
         self._note(title_of(call.op), str(call.site), error, monotonic())
 
     def _note(self, what: str, where: str, error: BaseException, began_s: float) -> None:
-        if isinstance(error, FaultRaised) or len(self._errors) >= _MOST_ERRORS:
+        if isinstance(error, InjectedError) or len(self._errors) >= _MOST_ERRORS:
             return
         text = _words(error).partition("\n")[0]
         self._errors.append(
@@ -146,11 +146,11 @@ def _c10d() -> Any:
     return sys.modules["torch.distributed.distributed_c10d"]
 
 
-def _unharmed(call: Call) -> UnharmedCall:
+def _baseline_call(call: Call) -> BaselineCall:
     group = call.group
     known_as = group.description or group.name
     name = f"{title_of(call.op)} #{call.seq}{f' of group {known_as}' if known_as else ''}"
-    return UnharmedCall(
+    return BaselineCall(
         op=call.op,
         group=group.name,
         members=group.ranks,

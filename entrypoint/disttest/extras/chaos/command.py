@@ -26,7 +26,7 @@ def parse_fault(text: str) -> Fault:
     during = numbers[2:] == [_DURING]
     if kind not in tuple(FaultKind) or len(numbers) != 2 + during or not all(map(str.isdecimal, numbers[:2])):
         raise UsageError(
-            f"{text!r} is no fault: give KIND:RANK:CALL, such as kill:1:5, with a kind of {_KINDS}"
+            f"{text!r} is not a fault; give KIND:RANK:CALL, such as kill:1:5, with one of the kinds {_KINDS}"
         )
     return Fault(kind=FaultKind(kind), rank=int(numbers[0]), call=int(numbers[1]), during=during)
 
@@ -39,7 +39,7 @@ def parse_kinds(text: str) -> tuple[FaultKind, ...]:
     """
     words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in tuple(FaultKind)]:
-        raise UsageError(f"{unknown[0]!r} is no kind of fault: {_KINDS}")
+        raise UsageError(f"{unknown[0]!r} is not a kind of fault; choose from {_KINDS}")
     return tuple(kind for kind in FaultKind if kind in words)
 
 
@@ -53,9 +53,9 @@ KINDS = Type(form="KIND,…", parse=parse_kinds)
 @flags_of("chaos", fault=FAULT, kinds=KINDS)
 @click.pass_obj
 def chaos(pytest_args: Sequence[str], /, targets: tuple[str, ...], **given: Any) -> int:
-    """Harm one rank in one of its calls. Do the others notice, or recover, as the test promises?
+    """Inject a fault into one call of one rank, and check that the others notice or recover as the test promises.
 
-    Each test runs unharmed first, and its calls are counted; then once for each rank, call and kind of fault.
+    Each test first runs without faults, and its calls are counted; then it runs once for each rank, call and kind of fault.
     """
     from disttest.extras.chaos.command_run import run_chaos
 

@@ -14,7 +14,7 @@ from disttest.cli.finish import finish_run
 from disttest.cli.progress_mode import choose_progress
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, UsageError
-from disttest.extras.chaos.case import unharmed_ranks
+from disttest.extras.chaos.case import baseline_ranks
 from disttest.extras.chaos.fault_plan import ChaosPlan, Drawn, Wanted, draw
 from disttest.extras.chaos.search import search_smallest
 from disttest.model import Frozen, Hardware, Invocation, Outcome, TestCase
@@ -82,21 +82,21 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
     wanted = _wanted(given, options)
     directory = claim(options.results) if options.results else claim_default(warn)
     before = claim(directory.path / BEFORE)
-    unharmed, owes = runs.run(ChaosPlan(), before)
-    if unharmed.exit_code != ExitCode.PASSED:
-        warn("no fault was tried: chaos begins with tests that pass unharmed")
-        return _finish(unharmed, before.path, owes=owes)
-    write_reports(unharmed, before.path)
-    drawn = [draw(test.test, test.final, wanted) for test in unharmed.tests if _is_counted(test)]
+    baseline, owes = runs.run(ChaosPlan(), before)
+    if baseline.exit_code != ExitCode.PASSED:
+        warn("no fault was tried, since not all tests pass without faults; fix the failures first")
+        return _finish(baseline, before.path, owes=owes)
+    write_reports(baseline, before.path)
+    drawn = [draw(test.test, test.final, wanted) for test in baseline.tests if _is_counted(test)]
     for each in drawn:
         click.echo(_describe(each, wanted))
     if not any(each.cases for each in drawn):
-        raise UsageError("no test has passed and issued a call in which a rank could be harmed")
+        raise UsageError("no passed test calls torch.distributed; name tests with a world_size mark that do")
     slots = runs.flags.get("slots") or str(
         _slots(max(_size(each.test) for each in drawn), runs.hardware.cpus)
     )
-    harmed, owes = runs.run(_plan(drawn), directory, slots=slots)
-    code = _finish(harmed, directory.path, owes=owes)
+    with_faults, owes = runs.run(_plan(drawn), directory, slots=slots)
+    code = _finish(with_faults, directory.path, owes=owes)
     if not wanted.samples or wanted.faults:
         return code
 
@@ -106,7 +106,7 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
         write_reports(result, folder.path)
         return result
 
-    return search_smallest(harmed, unharmed.tests, wanted, run_round) or code
+    return search_smallest(with_faults, baseline.tests, wanted, run_round) or code
 
 
 def _prepare(
@@ -118,7 +118,7 @@ def _prepare(
     flags |= {"sanitize": "off", "record": "off", "retries": "0", "repeat": "1", "flaky": "pass"}
     options = resolve_options(flags)
     if "spmd" in options.given:
-        raise UsageError("disttest chaos harms tests with a world_size mark: leave --spmd out")
+        raise UsageError("disttest chaos runs tests with a world_size mark; leave --spmd out")
     resolved = resolve_targets(targets)
     invocation = Invocation(
         cwd=str(Path.cwd()),
@@ -141,7 +141,7 @@ def _prepare(
 def _wanted(given: Mapping[str, Any], options: RunOptions) -> Wanted:
     if given["delay"] >= given["group_timeout"]:
         raise UsageError(
-            "--delay: a rank that comes later than --group-timeout is no late rank, but a silent one"
+            "--delay must be shorter than --group-timeout; otherwise the rank is treated as hung"
         )
     return Wanted(
         kinds=given["kinds"],
@@ -157,7 +157,7 @@ def _wanted(given: Mapping[str, Any], options: RunOptions) -> Wanted:
 def _is_counted(test: TestOutcome) -> bool:
     world = test.test.world
     passed = test.final.outcome is Outcome.PASSED
-    return passed and world is not None and len(unharmed_ranks(test.final)) == world.size
+    return passed and world is not None and len(baseline_ranks(test.final)) == world.size
 
 
 def _size(test: TestCase) -> int:

@@ -10,8 +10,8 @@ import msgspec
 from disttest.errors import UsageError
 from disttest.extras.chaos.case import Contract, Survival
 
-_HARMS = ("kill", "stop", "raise_")
-_KNOWN = (*_HARMS, "delay", "recover", "within_s")
+_LOSSES = ("kill", "stop", "raise_")
+_KNOWN = (*_LOSSES, "delay", "recover", "within_s")
 
 
 def contract_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Contract:
@@ -22,14 +22,16 @@ def contract_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Contract:
     """
     if args or (unknown := sorted(set(kwargs) - set(_KNOWN))):
         raise UsageError(f"chaos mark takes {', '.join(_KNOWN)}, not {args[0] if args else unknown[0]!r}")
-    given = dict.fromkeys(_HARMS, Survival.RECOVERS) if kwargs.get("recover") else {}
+    given = dict.fromkeys(_LOSSES, Survival.RECOVERS) if kwargs.get("recover") else {}
     given |= {key: value for key, value in kwargs.items() if key != "recover"}
     try:
         contract = msgspec.convert(given, Contract)
     except msgspec.ValidationError:
         raise UsageError(
-            f"chaos mark: kill, stop, raise_ and delay are one of {', '.join(Survival)}, within_s is a number"
+            f"chaos mark: kill, stop, raise_ and delay must be one of {', '.join(Survival)}, and within_s a number"
         ) from None
     if contract.within_s <= 0:
-        raise UsageError("chaos mark: within_s is a number of seconds above 0")
+        raise UsageError(
+            f"chaos mark: within_s is {contract.within_s:g}; give a number of seconds greater than 0"
+        )
     return contract

@@ -37,39 +37,39 @@ class Breach(StrEnum):
     LEFT_BEHIND = "left-behind"
 
 
-_TELLS = {
+_EXPLANATIONS = {
     Breach.HUNG: (
-        "The job holds its machines until somebody ends it.",
-        "Give every wait on a peer a time limit that ends, and do not wait for peers while cleaning up after an error.",
+        "The job holds its machines until it is cancelled.",
+        "Give every wait for a peer a time limit, and do not wait for peers while cleaning up after an error.",
     ),
     Breach.SILENT: (
         "A run that has lost a rank looks green, and its results are used.",
-        "Let errors of communication through, or pass them on to whoever decides; no `except Exception` around them.",
+        "Let communication errors propagate, or hand them to the code that decides; do not catch `Exception` around them.",
     ),
     Breach.WRONG_NUMBERS: (
-        "The job goes on with other numbers than it would have had, and nobody is told.",
-        "Restore all state that the interrupted step has touched, and repeat that step as a whole.",
+        "The job goes on with wrong values, and nothing reports it.",
+        "Restore all state that the interrupted step has changed, and repeat the whole step.",
     ),
     Breach.DIED: (
-        "Nothing is left that could report or recover.",
-        "Have the error reach Python: no exit and no abort in a watchdog or a handler.",
+        "No process is left that could report the error or recover.",
+        "Let the error reach Python; do not exit or abort in a watchdog or a handler.",
     ),
-    Breach.FAILED: ("The job ends where it promises to go on.", "Look at the failure of that rank below."),
+    Breach.FAILED: ("The job ends although it promises to go on.", "See the failure of that rank below."),
     Breach.HANDLER: (
-        "The first error is hidden behind one of its handler, and what the handler had to do is not done.",
-        "Mend the handler: it runs only when something breaks, so no other test runs it.",
+        "An error of the handler hides the first one, and the work of the handler is not done.",
+        "Fix the handler; it runs only when something breaks, so no other test covers it.",
     ),
     Breach.OTHER_ERROR: (
-        "Whoever reads the log, or retries on errors of communication, looks in the wrong place.",
-        "Check for the error of communication before results are used.",
+        "The log points to the wrong place, and code that retries after communication errors does not retry.",
+        "Check for the communication error before using results.",
     ),
     Breach.LATE: (
-        "Every lost rank costs the whole job that long.",
-        "Let the broken connection reach the waiting rank: no retry or sleep before it is looked at.",
+        "Each lost rank stops the whole job for that time.",
+        "Let the broken connection reach the waiting rank; do not retry or sleep before checking for it.",
     ),
     Breach.LEFT_BEHIND: (
         "It holds memory, ports or GPUs that the next job needs.",
-        "Bind helpers to the life of their rank (PR_SET_PDEATHSIG), and give resources back in a finally.",
+        "End helper processes with their rank (PR_SET_PDEATHSIG), and release resources in a `finally`.",
     ),
 }
 
@@ -90,7 +90,7 @@ _OWN_MISTAKES = (
 """Exceptions that are raised by mistake, never on purpose, while handling another error."""
 
 
-class Harmed(NamedTuple):
+class ObservedRank(NamedTuple):
     """A rank in the test with the fault."""
 
     record: RankRecord
@@ -105,17 +105,20 @@ class _RankBreach(NamedTuple):
 
 
 def judge_case(
-    case: ChaosCase, ranks: Sequence[Harmed], struck_at_s: float, left: Sequence[str] = ()
+    case: ChaosCase, ranks: Sequence[ObservedRank], injected_at_s: float, left: Sequence[str] = ()
 ) -> PluginFinding | None:
     """Return a finding if the contract is broken.
 
     Args:
         case: the fault and the contract.
         ranks: records of all ranks.
-        struck_at_s: when the fault was injected, on the monotonic clock.
+        injected_at_s: when the fault was injected, on the monotonic clock.
         left: descriptions of processes and shared memory that were left behind.
     """
-    broke_at_s = [struck_at_s, *(error.ended_s for each in ranks if (error := _of_peers(each, struck_at_s)))]
+    broke_at_s = [
+        injected_at_s,
+        *(error.ended_s for each in ranks if (error := _of_peers(each, injected_at_s))),
+    ]
     breaches = {
         each.record.rank: breach for each in ranks for breach in _judge_rank(case, each, sorted(broke_at_s))
     }
@@ -128,7 +131,7 @@ def judge_case(
     return _finding(case, breaches) if breaches else None
 
 
-def _has_tried_again(case: ChaosCase, ranks: Sequence[Harmed]) -> bool:
+def _has_tried_again(case: ChaosCase, ranks: Sequence[ObservedRank]) -> bool:
     """Whether all ranks passed and the rank whose call raised has repeated it."""
     assert case.fault is not None
     victim = next(each for each in ranks if each.record.rank == case.fault.rank)
@@ -136,22 +139,22 @@ def _has_tried_again(case: ChaosCase, ranks: Sequence[Harmed]) -> bool:
     return passed and victim.seen is not None and victim.seen.handed >= case.calls
 
 
-def _judge_rank(case: ChaosCase, rank: Harmed, broke_at_s: Sequence[float]) -> Iterator[_RankBreach]:
+def _judge_rank(case: ChaosCase, rank: ObservedRank, broke_at_s: Sequence[float]) -> Iterator[_RankBreach]:
     assert case.fault is not None
     fault, record = case.fault, rank.record
     wanted = case.contract.of(fault.kind)
-    harmed = record.rank == fault.rank
-    if harmed and fault.kind in (FaultKind.KILL, FaultKind.STOP):
+    is_faulty = record.rank == fault.rank
+    if is_faulty and fault.kind in (FaultKind.KILL, FaultKind.STOP):
         return
     if record.end is RankEnd.KILLED:
         yield _RankBreach(Breach.HUNG, _how_it_hung(record))
     elif record.has_died:
         yield _RankBreach(Breach.DIED, record.message)
-    elif harmed and fault.kind is FaultKind.RAISE:
+    elif is_faulty and fault.kind is FaultKind.RAISE:
         if record.outcome is Outcome.PASSED and not wanted.goes_on:
             yield _RankBreach(Breach.SILENT, "passed although its own call raised")
     elif wanted.goes_on:
-        yield from _judge_who_goes_on(case, rank)
+        yield from _judge_survivor(case, rank)
     elif record.outcome is not None and record.outcome.is_bad:
         yield from _judge_error(case, rank, wanted, broke_at_s)
     elif record.rank in case.needing:
@@ -164,14 +167,14 @@ def _how_it_hung(record: RankRecord) -> str:
     return f"hung until it was killed{inside}"
 
 
-def _how_it_passed(rank: Harmed) -> str:
+def _how_it_passed(rank: ObservedRank) -> str:
     if rank.seen is not None and rank.seen.errors:
         error = rank.seen.errors[0]
         return f"passed, though {error.what} had raised {_short(error.text)}"
     return f"{rank.record.outcome or 'passed'} as if nothing had happened"
 
 
-def _judge_who_goes_on(case: ChaosCase, rank: Harmed) -> Iterator[_RankBreach]:
+def _judge_survivor(case: ChaosCase, rank: ObservedRank) -> Iterator[_RankBreach]:
     record = rank.record
     if record.outcome is not Outcome.PASSED:
         yield _RankBreach(Breach.FAILED, f"{record.outcome or 'did not finish'}: {_short(record.message)}")
@@ -180,15 +183,17 @@ def _judge_who_goes_on(case: ChaosCase, rank: Harmed) -> Iterator[_RankBreach]:
     got = rank.seen.numbers if rank.seen else {}
     for name, value in wanted.items():
         if name not in got:
-            yield _RankBreach(Breach.WRONG_NUMBERS, f"recorded no {name}, unharmed {value}")
+            yield _RankBreach(Breach.WRONG_NUMBERS, f"recorded no {name}, but {value} without the fault")
             return
         if got[name] != value:
-            yield _RankBreach(Breach.WRONG_NUMBERS, f"came to {name} = {got[name]}, unharmed {value}")
+            yield _RankBreach(
+                Breach.WRONG_NUMBERS, f"recorded {name} = {got[name]}, but {value} without the fault"
+            )
             return
 
 
 def _judge_error(
-    case: ChaosCase, rank: Harmed, wanted: Survival, broke_at_s: Sequence[float]
+    case: ChaosCase, rank: ObservedRank, wanted: Survival, broke_at_s: Sequence[float]
 ) -> Iterator[_RankBreach]:
     """Yield the breach in how a rank failed.
 
@@ -204,7 +209,7 @@ def _judge_error(
     if not any(map(_OF_PEERS.search, (record.message, *raised))):
         after = f", after {error.what} had raised {_short(error.text)}" if error else ""
         yield _RankBreach(
-            Breach.OTHER_ERROR, f"raised {_short(record.message)}, which tells of no lost peer{after}"
+            Breach.OTHER_ERROR, f"raised {_short(record.message)}, which does not mention a lost peer{after}"
         )
         return
     if error is None:
@@ -226,10 +231,10 @@ def _judge_error(
         yield _RankBreach(Breach.LATE, f"went on for {went_on_s:.1f} s after {_short(error.text)}")
 
 
-def _of_peers(rank: Harmed, struck_at_s: float) -> SeenError | None:
+def _of_peers(rank: ObservedRank, injected_at_s: float) -> SeenError | None:
     """Return the first communication error that the rank saw after the fault."""
     errors = rank.seen.errors if rank.seen else ()
-    later = (error for error in errors if error.ended_s >= struck_at_s)
+    later = (error for error in errors if error.ended_s >= injected_at_s)
     return next((error for error in later if _OF_PEERS.search(error.text)), None)
 
 
@@ -266,11 +271,11 @@ def describe_wanted(case: ChaosCase) -> str:
     contract = case.contract
     limit = f"{case.limit_s:g} s, its group's limit, and {contract.within_s:g} s"
     return {
-        Survival.CONNECTION_ERROR: f"ranks that wait for it raise an error of communication within {contract.within_s:g} s",
-        Survival.TIMEOUT: f"ranks that wait for it raise an error of communication within {limit}",
+        Survival.CONNECTION_ERROR: f"ranks that wait for it raise a communication error within {contract.within_s:g} s",
+        Survival.TIMEOUT: f"ranks that wait for it raise a communication error within {limit}",
         Survival.ERROR: f"ranks that wait for it raise within {limit}",
-        Survival.PASSES: "all ranks pass, with the numbers of the unharmed run",
-        Survival.RECOVERS: "the other ranks pass, with the numbers of the unharmed run",
+        Survival.PASSES: "all ranks pass, with the values of the run without faults",
+        Survival.RECOVERS: "the other ranks pass, with the values of the run without faults",
     }[contract.of(case.fault.kind)]
 
 
@@ -282,7 +287,7 @@ def _finding(case: ChaosCase, breaches: Mapping[int, _RankBreach]) -> PluginFind
     order = list(Breach)
     ranked = sorted(by_breach, key=lambda breach: order.index(breach.kind))
     gravest = ranked[0].kind
-    effect, advice = _TELLS[gravest]
+    effect, advice = _EXPLANATIONS[gravest]
     but = "; ".join(f"{rank_names(by_breach[breach])} {breach.did}" for breach in ranked)
     others = [(rank, breach.did) for rank, breach in sorted(breaches.items()) if rank != case.fault.rank]
     return PluginFinding(

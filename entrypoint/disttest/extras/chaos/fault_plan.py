@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from disttest.errors import UsageError
-from disttest.extras.chaos.case import ChaosCase, Fault, FaultKind, UnharmedRank, case_of, unharmed_ranks
+from disttest.extras.chaos.case import BaselineRank, ChaosCase, Fault, FaultKind, baseline_ranks, case_of
 from disttest.extras.chaos.limits import DELAY_S, GROUP_S, SLACK_S
 from disttest.extras.chaos.needs import needing
 from disttest.model import Frozen, TestCase, TestResult
@@ -42,24 +42,24 @@ class Drawn(Frozen):
     """Number of possible faults."""
 
 
-def draw(test: TestCase, unharmed: TestResult, wanted: Wanted) -> Drawn:
+def draw(test: TestCase, baseline: TestResult, wanted: Wanted) -> Drawn:
     """Draw the faults of a test that passed in the baseline.
 
     Raises:
         UsageError: a fault names a call that the test does not make.
     """
-    ranks = unharmed_ranks(unharmed)
+    ranks = baseline_ranks(baseline)
     possible = list(_check(test, ranks, wanted.faults)) if wanted.faults else list(_all(ranks, wanted))
     drawn = possible
     if 0 < wanted.samples < len(possible):
         generator = random.Random(f"{wanted.seed}:{test.nodeid}")  # noqa: S311
         places = sorted(generator.sample(range(len(possible)), wanted.samples))
         drawn = [possible[place] for place in places]
-    cases = tuple(make_case(test, unharmed, fault, wanted) for fault in drawn)
+    cases = tuple(make_case(test, baseline, fault, wanted) for fault in drawn)
     return Drawn(test=test, cases=cases, of=len(possible))
 
 
-def _all(ranks: Sequence[UnharmedRank], wanted: Wanted) -> Iterator[Fault]:
+def _all(ranks: Sequence[BaselineRank], wanted: Wanted) -> Iterator[Fault]:
     # Kinds take turns: after some of them the ranks only wait for a time limit, which leaves the processors to worlds
     # that
     # run at the same time.
@@ -69,7 +69,7 @@ def _all(ranks: Sequence[UnharmedRank], wanted: Wanted) -> Iterator[Fault]:
                 yield Fault(kind=kind, rank=rank.rank, call=call, during=wanted.during)
 
 
-def _check(test: TestCase, ranks: Sequence[UnharmedRank], faults: Sequence[Fault]) -> Iterator[Fault]:
+def _check(test: TestCase, ranks: Sequence[BaselineRank], faults: Sequence[Fault]) -> Iterator[Fault]:
     calls = {rank.rank: len(rank.calls) for rank in ranks}
     for fault in faults:
         if fault.rank not in calls:
@@ -83,11 +83,11 @@ def _check(test: TestCase, ranks: Sequence[UnharmedRank], faults: Sequence[Fault
         yield fault
 
 
-def make_case(test: TestCase, unharmed: TestResult, fault: Fault, wanted: Wanted) -> ChaosCase:
+def make_case(test: TestCase, baseline: TestResult, fault: Fault, wanted: Wanted) -> ChaosCase:
     """Combine a fault with the data needed to inject and to judge it."""
     counted = case_of(test)
     assert counted is not None
-    ranks = unharmed_ranks(unharmed)
+    ranks = baseline_ranks(baseline)
     victim = next(rank for rank in ranks if rank.rank == fault.rank)
     within_s = counted.contract.within_s
     return ChaosCase(
@@ -99,5 +99,5 @@ def make_case(test: TestCase, unharmed: TestResult, fault: Fault, wanted: Wanted
         numbers={str(rank.rank): rank.numbers for rank in ranks if rank.numbers},
         limit_s=wanted.limit_s,
         delay_s=wanted.delay_s,
-        timeout_s=5 * unharmed.duration_s + 2 * wanted.limit_s + wanted.delay_s + within_s + SLACK_S,
+        timeout_s=5 * baseline.duration_s + 2 * wanted.limit_s + wanted.delay_s + within_s + SLACK_S,
     )

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from disttest.runtime.world.judged_attempt import JudgedAttempt
 
 _MARK = (
-    "chaos(kill=..., stop=..., raise_=..., delay=..., recover=False, within_s=1): what disttest chaos holds the test to "
-    "when a rank is harmed: connection-error, timeout, error, passes or recovers"
+    "chaos(kill=..., stop=..., raise_=..., delay=..., recover=False, within_s=1): reaction that disttest chaos "
+    "requires of the other ranks after each fault: connection-error, timeout, error, passes or recovers"
 )
 
 
@@ -70,7 +70,7 @@ def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
 @hookimpl
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
     """Move the fields that version 0.1 wrote next to those of the core."""
-    return {NAME: _move_case, "unharmed": _move_unharmed}
+    return {NAME: _move_case, "unharmed": _move_calls}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,9 +88,9 @@ def disttest_marks() -> Sequence[str]:
 def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> None:
     """Make one test of each fault of the plan."""
     if plan := config.getoption("disttest_chaos"):
-        from disttest.extras.chaos.harms import harm_each
+        from disttest.extras.chaos.fault_items import add_fault_tests
 
-        harm_each(items, config, Path(plan))
+        add_fault_tests(items, config, Path(plan))
 
 
 @hookimpl
@@ -98,7 +98,7 @@ def disttest_test_data(item: pytest.Item) -> ChaosCase | None:
     """Return the fault and the contract of the test."""
     if not item.config.getoption("disttest_chaos"):
         return None
-    from disttest.extras.chaos.harms import case_of_item
+    from disttest.extras.chaos.fault_items import case_of_item
 
     return case_of_item(item)
 
@@ -115,9 +115,9 @@ def disttest_make_attempt(test: TestCase) -> type[Attempt] | None:
     """Use an attempt in which a failing rank does not end the others."""
     if fault_of(test) is None:
         return None
-    from disttest.extras.chaos.in_world import HarmedAttempt
+    from disttest.extras.chaos.in_world import FaultAttempt
 
-    return HarmedAttempt
+    return FaultAttempt
 
 
 @hookimpl(wrapper=True)
@@ -141,9 +141,9 @@ def disttest_rank_test(test: RankTest) -> Generator[None, bool, bool]:
     """Inject the fault and observe the rank."""
     if NAME not in test.data:
         return (yield)
-    from disttest.extras.chaos.in_rank import run_harmed
+    from disttest.extras.chaos.in_rank import observe_test
 
-    return (yield from run_harmed(test))
+    return (yield from observe_test(test))
 
 
 def _move_case(event: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ def _move_case(event: dict[str, Any]) -> None:
         test.setdefault("data", {})[NAME] = test.pop(NAME)
 
 
-def _move_unharmed(event: dict[str, Any]) -> None:
+def _move_calls(event: dict[str, Any]) -> None:
     result = event.get("result")
     if isinstance(result, dict) and "unharmed" in result:
         result.setdefault("sections", {})[NAME] = {"data": result.pop("unharmed")}

@@ -14,7 +14,7 @@ from disttest.extras.chaos.chaos_tool import ChaosTool
 from disttest.runtime.rank.rank_test import RankTest
 
 
-def run_harmed(test: RankTest) -> Generator[None, bool, bool]:
+def observe_test(test: RankTest) -> Generator[None, bool, bool]:
     """Observe a test that takes part in the run, from before its setup to after its teardown."""
     case = msgspec.convert(test.data[NAME], ChaosCase)
     peers = case.fault is not None and case.fault.rank != test.rank.number

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import msgspec
 
-from disttest.extras.chaos.case import NAME, ChaosCase, Fault, FaultKind, UnharmedRank, fault_of
-from disttest.extras.chaos.contract_judge import Harmed, judge_case
+from disttest.extras.chaos.case import NAME, BaselineRank, ChaosCase, Fault, FaultKind, fault_of
+from disttest.extras.chaos.contract_judge import ObservedRank, judge_case
 from disttest.extras.chaos.seen import ChaosSeen
 from disttest.model import Cause, Outcome, Section, TestResult
 from disttest.results.findings import with_findings, with_section
@@ -17,7 +17,7 @@ from disttest.runtime.world.attempt import Attempt, RankProgress
 _decoder = msgspec.json.Decoder(ChaosSeen)
 
 
-class HarmedAttempt(Attempt):
+class FaultAttempt(Attempt):
     """Attempt in which chaos injects a fault into one rank, and the plugin judges the reactions of the others."""
 
     def note_failure(self, at_s: float) -> None:
@@ -55,14 +55,14 @@ def judge_chaos(
     seen = [_seen(progress) for progress in ranks]
     if case.fault is None:
         return _with_calls(result, ranks, seen)
-    struck_at_s = _struck_at_s(ranks[case.fault.rank])
-    if struck_at_s is None:
-        where = f"did not come to its call {case.fault.call}, {case.struck.what}"
+    injected_at_s = _injected_at_s(ranks[case.fault.rank])
+    if injected_at_s is None:
+        where = f"did not reach its call {case.fault.call}, {case.struck.what}"
         return _not_shown(result, case.fault.rank, where)
     for progress in ranks:
         failed_at_s = _failed_at_s(progress)
-        if failed_at_s is not None and failed_at_s < struck_at_s:
-            return _not_shown(result, progress.rank, "failed before the fault struck")
+        if failed_at_s is not None and failed_at_s < injected_at_s:
+            return _not_shown(result, progress.rank, "failed before the fault was injected")
     kept = msgspec.structs.replace(
         result,
         outcome=Outcome.PASSED,
@@ -73,11 +73,11 @@ def judge_chaos(
         culprit=None,
         victims=(),
     )
-    harmed = [
-        Harmed(record, each, _failed_at_s(progress))
+    observed = [
+        ObservedRank(record, each, _failed_at_s(progress))
         for record, each, progress in zip(result.ranks, seen, ranks, strict=True)
     ]
-    finding = judge_case(case, harmed, struck_at_s, left)
+    finding = judge_case(case, observed, injected_at_s, left)
     return with_findings(kept, [finding]) if finding else kept
 
 
@@ -86,7 +86,7 @@ def _seen(progress: RankProgress) -> ChaosSeen | None:
     return _decoder.decode(progress.done.seen[NAME]) if progress.done and NAME in progress.done.seen else None
 
 
-def _struck_at_s(progress: RankProgress) -> float | None:
+def _injected_at_s(progress: RankProgress) -> float | None:
     """Return when the fault was injected, on the monotonic clock; None if it was not."""
     noted = progress.noted.get(NAME)
     return None if noted is None else msgspec.json.decode(noted, type=float)
@@ -100,12 +100,12 @@ def _failed_at_s(progress: RankProgress) -> float | None:
 def _with_calls(
     result: TestResult, ranks: Sequence[RankProgress], seen: Sequence[ChaosSeen | None]
 ) -> TestResult:
-    unharmed = tuple(
-        UnharmedRank(rank=progress.rank, calls=each.calls, numbers=each.numbers)
+    baseline = tuple(
+        BaselineRank(rank=progress.rank, calls=each.calls, numbers=each.numbers)
         for progress, each in zip(ranks, seen, strict=True)
         if each is not None
     )
-    return with_section(result, NAME, Section(data=msgspec.to_builtins(unharmed)))
+    return with_section(result, NAME, Section(data=msgspec.to_builtins(baseline)))
 
 
 def _not_shown(result: TestResult, rank: int, what: str) -> TestResult:

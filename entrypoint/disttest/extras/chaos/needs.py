@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disttest.extras.chaos.case import Fault, UnharmedCall, UnharmedRank
+from disttest.extras.chaos.case import BaselineCall, BaselineRank, Fault
 from disttest.model import FROM_ROOT, TO_ROOT
 
 _Key = tuple[object, ...]
 
 
-def needing(ranks: Sequence[UnharmedRank], fault: Fault) -> tuple[int, ...]:
+def needing(ranks: Sequence[BaselineRank], fault: Fault) -> tuple[int, ...]:
     """Return the ranks that wait directly for data of the faulty one.
 
     The source of a broadcast and the sender of a message do not: they may have passed before the fault is noticeable.
@@ -33,7 +33,7 @@ def needing(ranks: Sequence[UnharmedRank], fault: Fault) -> tuple[int, ...]:
     )
 
 
-def _key(call: UnharmedCall, rank: int) -> _Key:
+def _key(call: BaselineCall, rank: int) -> _Key:
     """Key that matching calls of different ranks share."""
     if call.peer is None:
         return call.group, call.seq
@@ -41,7 +41,7 @@ def _key(call: UnharmedCall, rank: int) -> _Key:
     return call.group, *ends, call.tag, call.seq
 
 
-def _waits_for(call: UnharmedCall, rank: int, victim: int) -> bool:
+def _waits_for(call: BaselineCall, rank: int, victim: int) -> bool:
     if call.peer is not None:
         return call.op != "send" and call.peer == victim
     if victim not in call.members:

@@ -15,28 +15,30 @@ OPTIONS = (
     _chaos(
         "fault",
         text("KIND:RANK:CALL[:during]"),
-        "This fault and no other, such as kill:1:5.",
+        "Try only this fault, such as kill:1:5.",
         many=True,
         inputs=(),
     ),
     _chaos(
         "kinds",
         text("KIND,…"),
-        "Kinds of faults.",
+        "Kinds of faults to inject.",
         default=tuple(FaultKind),
         otherwise=",".join(FaultKind),
         inputs=(),
     ),
-    _chaos("during", SWITCH, "Strike when the call is under way, not before it.", default=False, inputs=()),
+    _chaos(
+        "during", SWITCH, "Inject the fault while the call runs, not before it.", default=False, inputs=()
+    ),
     _chaos("samples", COUNT, "Try N faults of each test, drawn with --seed.", otherwise="all", inputs=()),
     _chaos(
         "group-timeout",
         SECONDS,
-        "Time limit of process groups in harmed runs, unless theirs is shorter.",
+        "Time limit of process groups in tests with a fault, unless theirs is shorter.",
         default=GROUP_S,
         inputs=(),
     ),
-    _chaos("delay", SECONDS, "How late a rank is that comes late.", default=DELAY_S, inputs=()),
+    _chaos("delay", SECONDS, "Delay of a late rank.", default=DELAY_S, inputs=()),
 )
 
 

@@ -16,29 +16,29 @@ from disttest.model import TestCase
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.repeat import repeat_command
 
-_Harmed = dict[Fault, TestOutcome]
+_FaultOutcomes = dict[Fault, TestOutcome]
 """Faults of one test -> the outcome of each."""
 
 
 def search_smallest(
-    harmed: RunResult,
-    unharmed: Sequence[TestOutcome],
+    with_faults: RunResult,
+    baseline: Sequence[TestOutcome],
     wanted: Wanted,
     run: Callable[[ChaosPlan, str], RunResult],
 ) -> int:
     """Search the smallest fault of each test in which a sampled one broke the contract, and print a line for each.
 
     Args:
-        harmed: results with the sampled faults.
-        unharmed: the tests of the baseline.
+        with_faults: results with the sampled faults.
+        baseline: the tests of the baseline.
         wanted: faults that the user selected.
         run: runs a plan and writes its results into a folder of the given name.
 
     Returns:
         The exit code of a round that did not finish, otherwise 0.
     """
-    tests = {test.test.nodeid: test for test in unharmed}
-    seen = _by_test(harmed)
+    tests = {test.test.nodeid: test for test in baseline}
+    seen = _by_test(with_faults)
     begun = {nodeid: begin_search(tuple(each), _broken(each)) for nodeid, each in seen.items()}
     searches = {nodeid: search for nodeid, search in begun.items() if search is not None}
     code: int = ExitCode.PASSED
@@ -49,7 +49,7 @@ def search_smallest(
         cases = {nodeid: _cases(tests[nodeid], tried, wanted) for nodeid, tried in rounds.items()}
         result = run(ChaosPlan(cases=cases), f"smaller-{number}")
         if result.exit_code not in (ExitCode.PASSED, ExitCode.FAILED):
-            warn("the search for smaller faults did not come to its end")
+            warn("the search for smaller faults did not finish")
             code = result.exit_code
             break
         found = _by_test(result)
@@ -57,13 +57,13 @@ def search_smallest(
             seen[nodeid] |= found.get(nodeid, {})
             searches[nodeid] = searches[nodeid].advanced(tried, _broken(found.get(nodeid, {})))
     for nodeid, search in searches.items():
-        click.echo(_describe(nodeid, search, seen[nodeid][search.fault].test, harmed))
+        click.echo(_describe(nodeid, search, seen[nodeid][search.fault].test, with_faults))
     return code
 
 
-def _by_test(run: RunResult) -> dict[str, _Harmed]:
+def _by_test(run: RunResult) -> dict[str, _FaultOutcomes]:
     """Node id of the baseline test -> the outcome of each of its faults."""
-    found: dict[str, _Harmed] = {}
+    found: dict[str, _FaultOutcomes] = {}
     for test in run.tests:
         fault = fault_of(test.test)
         if fault is not None:
@@ -71,10 +71,10 @@ def _by_test(run: RunResult) -> dict[str, _Harmed]:
     return found
 
 
-def _broken(harmed: Mapping[Fault, TestOutcome]) -> list[Fault]:
+def _broken(outcomes: Mapping[Fault, TestOutcome]) -> list[Fault]:
     return [
         fault
-        for fault, test in harmed.items()
+        for fault, test in outcomes.items()
         if any(finding.finder == NAME for finding in test.final.findings)
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from disttest.extras.chaos.case import UnharmedCall
+from disttest.extras.chaos.case import BaselineCall
 from disttest.model import Frozen
 
 
@@ -25,7 +25,7 @@ class ChaosSeen(Frozen):
 
     handed: int = 0
     """Number of calls handed to the backend."""
-    calls: tuple[UnharmedCall, ...] = ()
+    calls: tuple[BaselineCall, ...] = ()
     errors: tuple[SeenError, ...] = ()
     raised: tuple[str, ...] = ()
     """Class and message of the exceptions that the test raised, the last first."""

@@ -49,8 +49,8 @@ def _table(title: str, faults: _Faults) -> ReportTable:
         section=NAME,
         title=title,
         intro=(
-            "One cell for each call of the rank that is harmed: · the contract is kept; a letter says how it is broken, "
-            "and opens the test."
+            "One cell for each call of the faulty rank: · means that the contract is kept; a letter names how it is broken and "
+            "links to the test."
         ),
         corner="rank",
         rows=rows,

@@ -22,7 +22,7 @@ def case_of_item(item: pytest.Item) -> ChaosCase | None:
     return item.stash.get(_CASE, None)
 
 
-def harm_each(items: list[pytest.Item], config: pytest.Config, plan_file: Path) -> None:
+def add_fault_tests(items: list[pytest.Item], config: pytest.Config, plan_file: Path) -> None:
     """Keep the tests that have a world, for the baseline; or replace each by one test for each planned fault.
 
     Raises:

@@ -8,15 +8,15 @@ from disttest.clock import sleep
 from disttest.extras.chaos.case import Fault, FaultKind
 
 
-class FaultRaised(RuntimeError):
+class InjectedError(RuntimeError):
     """Exception that the call raises. A RuntimeError, as torch's communication errors are."""
 
 
-def strike(fault: Fault, *, delay_s: float) -> None:
+def inject(fault: Fault, *, delay_s: float) -> None:
     """Inject the fault into this process. Return only after a delay, or when a stopped process is continued.
 
     Raises:
-        FaultRaised: the fault is an exception.
+        InjectedError: the fault is an exception.
     """
     match fault.kind:
         # os.kill(os.getpid(), …) lets the kernel choose any thread, such as one of gloo's; raise_signal hits this
@@ -26,6 +26,6 @@ def strike(fault: Fault, *, delay_s: float) -> None:
         case FaultKind.STOP:
             signal.raise_signal(signal.SIGSTOP)
         case FaultKind.RAISE:
-            raise FaultRaised(f"fault {fault}, planted by disttest chaos")
+            raise InjectedError(f"fault {fault}, planted by disttest chaos")
         case FaultKind.DELAY:
             sleep(delay_s)
