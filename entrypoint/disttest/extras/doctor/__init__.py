@@ -1,1 +1,1 @@
-"""``disttest doctor``: says what a machine has, proves that it works, and what to do where it does not."""
+"""``disttest doctor``: list the hardware of a machine, prove that it works, and advise where it does not."""

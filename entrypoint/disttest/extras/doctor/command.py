@@ -1,7 +1,4 @@
-"""The ``doctor`` command. Registered in :mod:`disttest.cli.main`, which alone leaves the process.
-
-What it needs is imported when it runs: ``disttest --help`` does not wait for it.
-"""
+"""The ``doctor`` command. It imports its modules when it runs, so that ``disttest --help`` does not wait for them."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def doctor(
     nvml_library: str,
     compute: str,
 ) -> None:
-    """Show what this machine has and prove that it works; exit code 7 where it does not."""
+    """Show what this machine has and prove that it works; exit code 7 if it does not."""
     from disttest.extras.doctor.diagnosis import print_diagnosis, render_diagnosis_junit, render_json
     from disttest.extras.doctor.examine import Examination, examine
     from disttest.host.leases.lockfiles import usual_directory
@@ -50,7 +47,7 @@ def doctor(
     _write(json, render_json(diagnosis))
     if junit:
         _write(junit, render_diagnosis_junit(diagnosis, Path(junit).parent))
-    # With JSON on standard output, that is for the JSON alone.
+    # With --json -, standard output carries only the JSON.
     print_diagnosis(diagnosis, to_stderr=json == "-")
     for line in _tidy(diagnosis, lease_dir, clean=clean):
         click.echo(line, err=json == "-")

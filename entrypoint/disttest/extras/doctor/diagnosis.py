@@ -1,4 +1,4 @@
-"""A diagnosis as text, as JSON and as the result of a run, from which the reporters make JUnit."""
+"""Render a diagnosis as text, as JSON, and as a run result from which the reporters make JUnit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from disttest.results.journal import run_clock
 _STYLES = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.BROKEN: "bold red"}
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a reader of the old one would misread the new."""
+"""Version of the JSON; raised when a reader of the old version would misread the new one."""
 
 
 def render_json(diagnosis: Diagnosis) -> str:
-    """The whole diagnosis."""
+    """Render the whole diagnosis."""
     content = {
         "schema_version": SCHEMA_VERSION,
         "disttest": disttest.__version__,
@@ -37,9 +37,9 @@ def render_json(diagnosis: Diagnosis) -> str:
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, to_stderr: bool = False) -> None:
-    """Print a table of everything, then what is wrong with the advice, then the verdict."""
+    """Print a table of all checks, then the failed ones with advice, then the verdict."""
     console = Console(stderr=to_stderr, highlight=False)
-    if not console.is_terminal:  # a log has no width of its own
+    if not console.is_terminal:  # a log has no width
         console = Console(stderr=to_stderr, highlight=False, width=160)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("device", "check", "", "finding"):
@@ -55,13 +55,13 @@ def print_diagnosis(diagnosis: Diagnosis, *, to_stderr: bool = False) -> None:
 
 
 def render_finding(finding: DeviceFinding) -> str:
-    """One line: where, what, and what to do."""
+    """Render one line: place, finding and advice."""
     advice = f" {finding.advice}" if finding.advice else ""
     return f"{finding.grade}: {finding.device}: {finding.check}: {finding.message}.{advice}"
 
 
 def render_verdict(diagnosis: Diagnosis) -> str:
-    """The last line."""
+    """Render the last line."""
     broken = sum(finding.grade is Grade.BROKEN for finding in diagnosis.findings)
     warnings = sum(finding.grade is Grade.WARNING for finding in diagnosis.findings)
     verdict = "this machine is broken" if broken else "this machine works"
@@ -70,12 +70,12 @@ def render_verdict(diagnosis: Diagnosis) -> str:
 
 
 def render_diagnosis_junit(diagnosis: Diagnosis, directory: Path) -> str:
-    """JUnit XML with one case for each device and check."""
+    """Render JUnit XML with one case for each device and check."""
     return render_junit(as_run(diagnosis), directory)
 
 
 def as_run(diagnosis: Diagnosis) -> RunResult:
-    """The diagnosis as if each check had been a test: broken is an infrastructure error."""
+    """Convert the diagnosis into a run with one test for each check; a broken one is an infrastructure error."""
     at_s = run_clock()()
     ended_at_s = at_s + diagnosis.duration_s
     events: list[AnyEvent] = [

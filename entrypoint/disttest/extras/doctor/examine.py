@@ -1,4 +1,4 @@
-"""Examines a machine: detection, judgement and preflight in one diagnosis."""
+"""Examine a machine: detect its hardware, judge it, and run the preflight."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from disttest.plugin_manager import plugin_manager
 
 
 class Examination(Frozen):
-    """What to examine, and how."""
+    """Options of an examination."""
 
     level: Level = Level.QUICK
     library: str = ""
-    """Path of the NVML library; found by the dynamic linker unless given."""
+    """Path of the NVML library; by default the dynamic linker finds it."""
     root: Path = Path("/")
     compute: str = "cuda"
-    """Where the work for a GPU is done; ``cpu`` proves everything but the GPUs themselves."""
+    """Device for the GPU work; ``cpu`` proves everything except the GPUs."""
     worker: str = WORKER
     cpus: int = 2
     bounds: Bounds = Bounds()
     lease_dir: Path | None = None
-    """Where the runs of this host lease GPUs: those that are held are left alone."""
+    """Directory in which the runs of this host lease GPUs. Leased GPUs are not tested."""
 
 
 class Diagnosis(Frozen):
-    """What a machine has and what is wrong with it."""
+    """Hardware of a machine and the findings about it."""
 
     machine: Machine
     torch: TorchFacts
@@ -47,20 +47,20 @@ class Diagnosis(Frozen):
     proved: tuple[str, ...] = ()
     """Names of the slots that passed the preflight."""
     litter: tuple[ShmEntry, ...] = ()
-    """Files of our user that libraries have made for processes to share, and that no process uses."""
+    """Files of this user that libraries created to share memory, and that no process uses."""
     broken: dict[str, str] = msgspec.field(default_factory=dict)
-    """Slot name -> why it must not be used."""
+    """Slot name -> reason why it must not be used."""
     duration_s: float = 0.0
 
     @property
     def exit_code(self) -> ExitCode:
-        """7 where anything is broken; warnings do not count."""
+        """Exit code 7 if anything is broken; warnings do not count."""
         bad = any(finding.grade is Grade.BROKEN for finding in self.findings)
         return ExitCode.INFRASTRUCTURE if bad else ExitCode.PASSED
 
 
 def examine(examination: Examination, *, clock: Callable[[], float] = time.monotonic) -> Diagnosis:
-    """Examine this machine; every question to a driver or device is bounded."""
+    """Examine this machine; each question to a driver or device has a time limit."""
     started_s = clock()
     with Prover(worker=examination.worker, bounds=examination.bounds) as prover:
         machine = detect_machine(library=examination.library, root=examination.root)
@@ -93,14 +93,14 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
 
 
 def _targets(examination: Examination, machine: Machine, torch: TorchFacts) -> tuple[Target, ...]:
-    """The GPUs; the CPU where there are none, or none that this torch could use (a finding of its own)."""
+    """Return the GPUs, or the CPU if there is no GPU that this torch can use (which is a finding)."""
     if examination.compute == "cuda" and torch.device_type != "cuda":
         machine = msgspec.structs.replace(machine, gpus=())
     return targets_of(machine, compute=examination.compute, cpus=examination.cpus)
 
 
 def _leases(directory: Path | None, machine: Machine) -> tuple[SlotState, ...]:
-    """Who holds which GPU, and which are in quarantine."""
+    """Return the state of each usable GPU: free, leased or in quarantine."""
     if directory is None or not directory.is_dir() or not machine.gpus:
         return ()
     states = Leaser(directory, lambda: machine).states(allow_busy=True)
@@ -109,7 +109,7 @@ def _leases(directory: Path | None, machine: Machine) -> tuple[SlotState, ...]:
 
 
 def judge_lease(state: SlotState) -> DeviceFinding:
-    """A GPU as the runs of this host see it."""
+    """Describe a GPU as the runs of this host see it."""
     if state.held:
         return DeviceFinding(device=state.label, check="lease", message=f"{state.obstacle}: left alone")
     if state.obstacle:
@@ -124,7 +124,7 @@ def judge_lease(state: SlotState) -> DeviceFinding:
 
 
 def judge_litter(litter: Sequence[ShmEntry]) -> DeviceFinding:
-    """Shared memory fills up with what killed processes leave."""
+    """Judge the shared memory that killed processes have left."""
     if not litter:
         return DeviceFinding(device="machine", check="shared_memory_litter", message="none")
     size = sum(entry.size for entry in litter)
@@ -139,7 +139,7 @@ def judge_litter(litter: Sequence[ShmEntry]) -> DeviceFinding:
 
 
 def _hopeless(machine: Machine) -> bool:
-    """There are GPUs and none can be used: proving the CPU instead would only look like good news."""
+    """Whether there are GPUs and none is usable. Proving the CPU instead would hide that."""
     return bool(machine.gpus) and not machine.usable_gpus
 
 
@@ -160,7 +160,7 @@ def _finding(check: Check) -> DeviceFinding:
 
 
 def _three_digits(value: float) -> str:
-    """At least three digits, and no exponent where the number is large."""
+    """Format with at least three digits, and without an exponent if the number is large."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -169,7 +169,7 @@ _NOT_LIFTED = "its quarantine is another user's: disttest doctor lifts it as tha
 
 
 def update_quarantine(diagnosis: Diagnosis, directory: Path) -> tuple[str, ...]:
-    """Lift the quarantine of what passed, and put what failed into it; what was changed, as text."""
+    """Lift the quarantine of slots that passed and quarantine those that failed. Return a line for each change."""
     notes = QuarantineNotes(directory)
     active = notes.active()
     changed = []

@@ -1,4 +1,4 @@
-"""The hooks of ``disttest doctor``."""
+"""Hooks of ``disttest doctor``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """Those of the command."""
+    """Options of the command."""
     return OPTIONS
 
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest doctor``."""
+    """Add ``disttest doctor``."""
     from disttest.extras.doctor.command import doctor
 
     group.add_command(doctor)

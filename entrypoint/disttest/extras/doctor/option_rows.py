@@ -1,4 +1,4 @@
-"""The options of ``disttest doctor``."""
+"""Options of ``disttest doctor``."""
 
 from __future__ import annotations
 

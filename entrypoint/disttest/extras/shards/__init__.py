@@ -1,4 +1,4 @@
-"""Runs that are divided: ``disttest plan``, ``disttest run --plan``, and ``disttest merge``.
+"""Divided runs: ``disttest plan``, ``disttest run --plan`` and ``disttest merge``.
 
-A shard may ask for the nodes of a scheduler, so this plugin uses that of clusters.
+A shard may ask a scheduler for nodes, so this plugin imports the cluster plugin.
 """

@@ -1,4 +1,4 @@
-"""The hooks of plans, of their shards and of merged results."""
+"""Hooks of plans, shards and merged results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--plan`` and ``--shard``, and those of the commands."""
+    """Options ``--plan`` and ``--shard`` of runs, and those of the two commands."""
     from disttest.extras.shards.option_rows import OPTIONS
 
     return OPTIONS
@@ -28,7 +28,7 @@ def disttest_addoptions() -> Sequence[Option]:
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest plan`` and ``disttest merge``."""
+    """Add ``disttest plan`` and ``disttest merge``."""
     from disttest.extras.shards.merge_command import merge_command, write_merged
     from disttest.extras.shards.plan_collection import collect_for_plan
     from disttest.extras.shards.plan_command import plan_command
@@ -39,14 +39,14 @@ def disttest_addcommands(group: click.Group) -> None:
 
 @hookimpl(tryfirst=True)
 def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
-    """Make it the run of a shard, if ``--plan`` and ``--shard`` say so."""
+    """Turn the run into that of a shard if ``--plan`` and ``--shard`` are given."""
     from disttest.extras.shards.shard_run import prepare_shard
 
     return prepare_shard(request)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The shard of the session."""
+    """Add the options that pass the shard to a pytest session."""
     group, internal = parser.getgroup("disttest"), argparse.SUPPRESS
     group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
     group.addoption("--disttest-shard", dest="disttest_shard", type=int, default=0, help=internal)
@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def disttest_select_tests(
     items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
 ) -> TestSelection | None:
-    """The tests of the shard."""
+    """Select the tests of the shard."""
     path = config.getoption("disttest_plan")
     if not path:
         return None

@@ -1,4 +1,4 @@
-"""``disttest merge``: one set of reports from the results of many shards."""
+"""Command ``disttest merge``: make one set of reports from the results of many shards."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, record_end
 
 Write = Callable[[RunResult, Path], Any]
-"""Writes all reports of a run into its results directory."""
+"""Function that writes all reports of a run into its results directory."""
 
 
 def merge_command(write_reports: Write) -> click.Command:
-    """The command, around a way to write reports."""
+    """Make the command, given a function that writes reports."""
 
     @click.command(name="merge", cls=RegistryCommand)
     @click.argument("directories", nargs=-1, required=True, type=Path, metavar="DIR…")
@@ -66,16 +66,16 @@ def merge_command(write_reports: Write) -> click.Command:
 
 
 def read_plan(path: Path | None) -> Plan | None:
-    """The plan in a file; None without one.
+    """Read the plan from a file; None without a file.
 
     Raises:
-        UsageError: the file cannot be read, or is no plan.
+        UsageError: the file cannot be read or is not a plan.
     """
     return decode_plan(read_text(path, "the plan").encode(), str(path)) if path else None
 
 
 def write_merged(run: RunResult, results: Path) -> None:
-    """Write the reports of merged results, and tell GitHub."""
+    """Write the reports of merged results, and publish outputs and summary to GitHub."""
     from disttest.reports import write_reports
     from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 
@@ -85,6 +85,6 @@ def write_merged(run: RunResult, results: Path) -> None:
 
 
 def render_merged(run: RunResult) -> str:
-    """One line: how many shards, and how many tests came to what."""
+    """Render one line: the number of shards, and of tests by outcome."""
     counts = ", ".join(f"{count} {outcome}" for outcome, count in run.counts().items() if count)
     return f"{len(run.shards)} shards, {counts or 'no tests'}"

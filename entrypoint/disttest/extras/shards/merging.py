@@ -1,14 +1,14 @@
-"""Joins the results of shards into one run. Streams: one shard at a time, one event at a time.
+"""Join the results of shards into one run, as a stream: one shard at a time, one event at a time.
 
-The merged run is a journal like any other, so every reporter reads it. The rules:
+The merged run is a journal like any other, so all reporters and the next merge read it. The rules:
 
-- What a shard owes and did not finish has failed, with the shard named; so has each test of a planned shard that
-  never reported. A test that the shard's run said has vanished is owed by nobody.
-- A test that two shards report counts once. A failure counts more than a pass, whichever came first: the attempts are
-  joined when the last of them is as bad as any, else the better report is set aside with a note.
-- With ``reruns``, a shard may report more than once; the later run decides, and the earlier ones are its attempts.
-- Logs are hard-linked into ``logs/<shard>/`` of the merged directory (copied where that is another file system, up to
-  1 GiB each). A log that was not downloaded, or is no regular file below its shard, is left out and counted in a note.
+- A test that a shard owes and did not finish has failed, and the message names the shard. The same holds for each test
+  of a planned shard that never reported. A test that no longer exists, as its shard's run noted, is not owed.
+- A test that two shards report counts once. A failure outweighs a pass, in whichever order they come. The reports are
+  joined as attempts if the last of them is as bad as any; otherwise the better report is dropped with a note.
+- With ``reruns``, a shard may report more than once. The later run decides, and the earlier ones are its attempts.
+- Logs are hard-linked into ``logs/<shard>/`` of the merged directory, or copied from another file system (up to 1 GiB
+  each). A log that was not downloaded, or is not a regular file below its shard, is left out and counted in a note.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ def merge(
     """Join shard results: write the merged journal and its logs into ``into``, and return the merged run.
 
     Args:
-        directories: results directories of shards, or folders that hold some.
+        directories: results directories of shards, or folders that contain some.
         into: an existing directory for the merged results.
-        plan: the plan that the shards were run from; says which shards and tests are owed.
-        expected_shards: without a plan, how many shards there must be, numbered from 1.
-        reruns: two results of one shard are a run and its re-run.
+        plan: the plan of the shards; it defines the shards and tests that are owed.
+        expected_shards: without a plan, the number of shards, numbered from 1.
+        reruns: whether a second result of a shard is a rerun of it.
         disttest: version for the merged run.
 
     Raises:
-        UsageError: no results are found and none are planned; a shard stands twice; a shard is of another plan.
+        UsageError: there are no results and none are planned; a shard reports twice; a shard is from another plan.
     """
     sources = find_shards(directories)
     _check(sources, plan, expected_shards, reruns=reruns)
@@ -106,7 +106,7 @@ def _check(sources: Sequence[ShardSource], plan: Plan | None, expected_shards: i
 
 
 class _Verdict(NamedTuple):
-    """What is known of a test so far."""
+    """Last known result of a test."""
 
     label: str
     number: int | None
@@ -116,7 +116,7 @@ class _Verdict(NamedTuple):
 
 
 class _Merge:
-    """The state of one merge; :meth:`events` yields the merged journal."""
+    """State of one merge; :meth:`events` yields the merged journal."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class _Merge:
             self._vanished |= shard.vanished
             self._last_at_s = max(self._last_at_s, shard.span.ended_at_s)
             number = shard.span.shard
-            # Of a shard that was run again, the later run decides how it ended, too.
+            # The later run of a shard also decides how the shard ended.
             name = source.label if number is None else f"shard {number}"
             self._ends.add(name, shard.end, label=source.label)
             yield ShardJoined(at_s=shard.span.ended_at_s, shard=shard.span)
@@ -200,6 +200,7 @@ class _Merge:
             yield event
             return
         is_rerun = number is not None and number == known.number
+        # Two results of one shard are refused without --reruns: the date of a stale artifact would decide otherwise.
         if known.bad and not bad and not is_rerun:
             message = f"{label} reports it as {result.outcome}, but it failed in {known.label}, which counts"
             yield Noted(at_s=event.at_s, nodeid=result.nodeid, message=message)
@@ -209,7 +210,7 @@ class _Merge:
         yield replace(event, result=replace(result, attempt=attempts))
 
     def _know(self, nodeid: str, verdict: _Verdict) -> None:
-        # Nearly all tests of a shard have equal verdicts: one object for all of them.
+        # Nearly all tests of a shard have equal verdicts, which share one object.
         self._verdicts[nodeid] = self._same.setdefault(verdict, verdict)
 
     def _missing(self) -> Iterator[AnyEvent]:
@@ -232,7 +233,7 @@ class _Merge:
 
 
 class _ShardStream:
-    """The events of one shard, renamed so that they can stand beside those of others, and completed."""
+    """Events of one shard, completed, with world ids, slots and logs renamed to be unique in the merged run."""
 
     def __init__(self, source: ShardSource, into: Path) -> None:
         self.source = source
@@ -255,17 +256,17 @@ class _ShardStream:
         )
         self._logs = ShardLogs(source, into)
         self._same: dict[object, object] = {}
-        """Equal values that many events repeat, kept once: a third of the memory of a large merge."""
+        """Repeated equal values, kept once. That saves a third of the memory of a large merge."""
         self._open: dict[str, TestStarted | None] = {}
-        """What is owed: node id to how it was started."""
+        """Owed tests: node id -> the event that started it, if any."""
 
     @property
     def end(self) -> ShardEnd:
-        """How the shard ended, once its events are read."""
+        """End of the shard, once its events have been read."""
         return ShardEnd(self.span.exit_code, self.span.reason, self.has_concluded, self.is_uncollected)
 
     def events(self) -> Iterator[AnyEvent]:
-        """Yield the events; afterwards ``span`` says how the shard ended and ``vanished`` what was not there."""
+        """Yield the events; then ``span`` has the end of the shard and ``vanished`` the tests that no longer exist."""
         at_s, ended = self.span.started_at_s, None
         for event in self.source.events():
             at_s = max(at_s, event.at_s)

@@ -1,4 +1,4 @@
-"""The options of plans, of their shards and of merged results."""
+"""Options of plans, shards and merged results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN_OPTIONS = (
     _run("revision", text("COMMIT"), "State of the repository; must be the plan's.", default=""),
     _run("stale-plan", SWITCH, "Run a plan of another state; new tests go to the last shard.", default=False),
 )
-"""Those of ``disttest run``, for a shard."""
+"""Options of ``disttest run`` for a shard."""
 
 PLAN_OPTIONS = (
     _plan(

@@ -1,4 +1,4 @@
-"""Collects the tests of a plan."""
+"""Collect the tests of a plan."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from disttest.plugin_manager import plugin_manager
 def collect_for_plan(
     targets: tuple[str, ...], flags: dict[str, str | None], pytest_args: Sequence[str], gpus: int
 ) -> Sequence[TestCase]:
-    """Collect for a plan. What cannot be collected would be in no shard, so it is an error.
+    """Collect the tests of a plan. A test that cannot be collected would be missing in all shards, so it is an error.
 
     Args:
-        targets: of the plan.
+        targets: targets of the plan.
         flags: options of the runs, by their names for pytest.
-        pytest_args: what is for pytest.
-        gpus: of the largest runner; 0 if that is not known.
+        pytest_args: further arguments for pytest.
+        gpus: GPUs of the largest runner; 0 if unknown.
 
     Raises:
         UsageError: a test cannot be collected.

@@ -1,4 +1,4 @@
-"""``disttest plan``: which runner gets which tests, as ``plan.json`` and as a matrix of GitHub Actions."""
+"""Command ``disttest plan``: assign tests to runners, written as ``plan.json`` and as a matrix of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ from disttest.reports.files import write_whole
 from disttest.results.durations import read_timings
 
 PoolSize = Callable[[str, str, str], Size]
-"""A scheduler, a partition and the device of the run in, what the scheduler has out."""
+"""Function from a scheduler, a partition and the device of the run to the size of the partition."""
 Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str], int], Sequence[TestCase]]
-"""Targets, the options of a run, pytest's arguments and the GPUs of the largest runner (0: not known) in; the tests
-that they mean out."""
+"""Function from targets, options, pytest's arguments and the GPUs of the largest runner (0: unknown) to tests."""
 
 
 def ask_scheduler(scheduler: str, partition: str, device: str) -> Size:
-    """The size of a scheduler's partition, as it says."""
+    """Ask a scheduler for the size of a partition."""
     return size_of(scheduler_of(scheduler, partition).capacity(), device)
 
 
@@ -48,10 +47,10 @@ def plan_command(
     collect: Collect,
     pool_size: PoolSize = ask_scheduler,
 ) -> click.Command:
-    """The command, around a way to collect tests and a way to ask schedulers.
+    """Make the command, given functions that collect tests and ask schedulers.
 
-    Of the options of every run, ``--slots`` says with ``--shards`` how many ranks run at once on a runner, and
-    ``--device cuda`` that the runners have GPUs, which this machine need not have.
+    Among the options of runs, ``--slots`` with ``--shards`` sets the number of ranks that a runner runs at a time, and
+    ``--device cuda`` states that the runners have GPUs; this machine need not have any.
     """
 
     @click.command(name="plan", cls=ListingCommand)
@@ -90,11 +89,11 @@ def plan_command(
 
 
 def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> list[str]:
-    """Arguments for pytest that have it collect for the pools of schedulers, and not for this machine; none without any.
+    """Return arguments with which pytest collects for the pools of schedulers in place of this machine.
 
     Raises:
-        UsageError: ``--nodes`` without such a pool.
-        NotEnoughDevices: none of them has so many nodes.
+        UsageError: ``--nodes`` is given without such a pool.
+        NotEnoughDevices: no pool has that many nodes.
     """
     schedulers = [pool for pool in pools if pool.scheduler]
     if not schedulers:
@@ -106,7 +105,7 @@ def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> l
 
     with_gpus = [pool for pool in schedulers if pool.device != "cpu" and options.device != "cpu"]
     host = host_of_nodes(
-        # A world that fits a runner is collected, too.
+        # Worlds that fit a runner are collected as well.
         gpus=max(pool.gpus for pool in pools) if with_gpus else 0,
         pool=max(pool.runners for pool in schedulers),
         nodes=nodes,
@@ -117,10 +116,10 @@ def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> l
 
 
 def check_one_way(given: dict[str, Any]) -> None:
-    """Refuse no way or two ways of splitting.
+    """Refuse options that select no way or two ways of splitting.
 
     Raises:
-        UsageError: not exactly one of --pool, --shards and --by is given, or an option without its partner.
+        UsageError: not exactly one of --pool, --shards and --by is given, or an option lacks its partner.
     """
     ways = [name for name in ("pool", "shards", "by") if given[name] not in ((), None)]
     if len(ways) != 1:
@@ -136,7 +135,7 @@ def check_one_way(given: dict[str, Any]) -> None:
 def make_plan(
     tests: Sequence[TestCase], timings: Timings, given: dict[str, Any], pools: Sequence[Pool]
 ) -> Plan:
-    """Plan the way that was asked for."""
+    """Make the plan in the selected way."""
     if pools:
         return plan_shards(tests, timings, pools=pools, revision=given["revision"], spread=given["nodes"])
     if given["by"]:
@@ -147,7 +146,7 @@ def make_plan(
 
 
 def render_plan(plan: Plan) -> str:
-    """The plan for people: one line for each shard."""
+    """Render one line for each shard."""
     lines = [
         f"{shard.number:>4}  {shard.name:<20} {shard.gpus:>3} GPUs  {len(shard.tests):>6} tests  "
         f"{shard.expected_s:>8.0f} s  {shard.gpu_minutes:>8.1f} GPU-minutes"

@@ -1,4 +1,4 @@
-"""Pools: the kinds of runners that a plan may use, and which of them is the cheapest for a world size."""
+"""Pools: the kinds of runners that a plan may use, and the choice of the cheapest one for a world size."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _PARTITION = re.compile(r"[A-Za-z0-9/][A-Za-z0-9._@/-]*")
 
 
 Ask = Callable[[str, str], Size]
-"""Scheduler and partition in, what it has out; raises an error of ours if the scheduler does not say."""
+"""Function from a scheduler and a partition to its size; raises SchedulerError if the scheduler does not answer."""
 
 
 class Pool(Frozen):
-    """A number of runners of one kind, or the nodes of a scheduler."""
+    """Runners of one kind, or the nodes of a scheduler."""
 
     name: str
     gpus: int
-    """GPUs of each runner or node; on a CPU pool, the ranks that it runs at once."""
+    """GPUs of each runner or node; on a CPU pool, the ranks that it runs at a time."""
     runners: int
-    """For the pool of a scheduler: its nodes."""
+    """Number of runners, or of nodes if the pool is a scheduler's."""
     cost_per_minute: float
-    """Of one runner or node, in any unit; by default its number of GPUs."""
+    """Cost of one runner or node, in any unit; by default its number of GPUs."""
     labels: tuple[str, ...]
-    """What the job's ``runs-on`` asks for; by default the name."""
+    """Labels for the job's ``runs-on``; by default the name of the pool."""
     scheduler: str = ""
-    """The scheduler that has the nodes; empty for runners."""
+    """Scheduler of the nodes; empty for runners."""
     partition: str = ""
-    """The scheduler's word for a part of its nodes; empty: its default."""
+    """Partition of the scheduler; empty for its default."""
     device: str = ""
-    """Where ranks compute on the nodes of a scheduler."""
+    """Device of the ranks on the nodes of a scheduler."""
 
     def holds(self, shape: Shape) -> bool:
         """Whether such a world fits."""
@@ -50,20 +50,20 @@ class Pool(Frozen):
         return ranks <= self.gpus and (nodes == 1 or (bool(self.scheduler) and nodes <= self.runners))
 
     def cost_of(self, shape: Shape) -> float:
-        """Cost of one minute of one such world on runners that are full of them."""
+        """Return the cost of one minute of one such world on runners that are full of them."""
         nodes, ranks = shape
         return nodes * self.cost_per_minute / (self.gpus // max(1, ranks))
 
 
 Shape = tuple[int, int]
-"""Nodes of a world, and its ranks on each."""
+"""Nodes of a world, and its ranks on each node."""
 
 
 def parse_pool(text: str, ask: Ask | None = None) -> Pool:
-    """Read ``--pool``; ``ask`` says what a scheduler has where the text does not.
+    """Parse ``--pool``; call ``ask`` for the size of a scheduler's pool if the text has none.
 
     Raises:
-        UsageError: it does not have the form, or a number in it is not positive.
+        UsageError: the text has another form, or one of its numbers is not positive.
     """
     name, *numbers = text.split(":")
     if numbers and numbers[0].lower() in SCHEDULERS:
@@ -117,10 +117,10 @@ def _asked(text: str, scheduler: str, partition: str, ask: Ask | None) -> Size:
 
 
 def parse_pools(texts: Iterable[str], labels: Iterable[str] = (), ask: Ask | None = None) -> tuple[Pool, ...]:
-    """Read all ``--pool`` options, and the ``--labels NAME=LABEL,LABEL`` that go with them.
+    """Parse all ``--pool`` options, and the ``--labels NAME=LABEL,LABEL`` that belong to them.
 
     Raises:
-        UsageError: one cannot be read, two have one name, or labels name no pool.
+        UsageError: a text is invalid, two pools have the same name, or labels name no pool.
     """
     pools: dict[str, Pool] = {}
     for text in texts:
@@ -144,18 +144,19 @@ def parse_pools(texts: Iterable[str], labels: Iterable[str] = (), ask: Ask | Non
 
 
 def shape_of(test: TestCase, *, on_gpus: bool) -> Shape:
-    """What a test asks of a pool."""
+    """Return the shape of world that a test needs."""
     nodes = test.world.nodes if test.world else 1
     return nodes, max(1, slots_of(test, on_gpus=on_gpus) // nodes)
 
 
 def assign_pools(tests: Sequence[TestCase], pools: Sequence[Pool]) -> dict[str, list[TestCase]]:
-    """Put each shape of worlds on the cheapest pool that holds it; among equals on the one with the fewest GPUs.
+    """Assign each shape of worlds to the cheapest pool that holds it; among equals to the one with the fewest GPUs.
 
-    Returns the tests by the name of the pool, in their order.
+    Returns:
+        The tests of each pool by its name, in their order.
 
     Raises:
-        NotEnoughDevices: no pool holds a shape; the message names the sizes and a test of each.
+        NotEnoughDevices: no pool holds a shape; the message names each size with a test.
     """
     on_gpus = have_gpus(tests)
     shapes = {shape_of(test, on_gpus=on_gpus): test for test in reversed(tests)}
@@ -192,6 +193,7 @@ def _ranks(shape: Shape) -> str:
 
 
 def _cheapest(shape: Shape, pools: Iterable[Pool]) -> Pool | None:
+    # The cheapest pool is chosen even if another one is idle, so that the cost of a plan is easy to foresee.
     fitting = [pool for pool in pools if pool.holds(shape)]
     return min(fitting, key=lambda pool: (pool.cost_of(shape), pool.gpus, pool.name), default=None)
 

@@ -1,4 +1,4 @@
-"""How the shards of a merge ended, and what the merged run comes to. Pure."""
+"""Derive the end of a merged run from the ends of its shards. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from disttest.results.conclusion import Conclusion, Facts, conclude, join_exit_c
 
 
 class Judged(Protocol):
-    """What has to be known of a test."""
+    """The facts about a test that decide the end of a merged run."""
 
     @property
     def label(self) -> str:
-        """The source that it is from; empty for a test that no shard has reported."""
+        """Source of the test; empty if no shard has reported it."""
 
     @property
     def bad(self) -> bool:
@@ -26,41 +26,44 @@ class Judged(Protocol):
 
 
 class ShardEnd(NamedTuple):
-    """How a shard ended."""
+    """End of a shard."""
 
     exit_code: int
     reason: str
     has_concluded: bool = True
-    """Whether its journal has its last word; else its exit code is made up."""
+    """Whether its journal has a last event; otherwise the exit code is assumed."""
     uncollected: bool = False
-    """A file could not be collected."""
+    """Whether a file could not be collected."""
 
     @property
     def is_red(self) -> bool:
-        """Whether its own word makes the run red. One that says it is green is checked, not trusted."""
+        """Whether its exit code makes the run red. A shard that claims to be green is checked against its tests."""
         return self.has_concluded and self.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED)
 
 
 class ShardEnds:
-    """The ends by shard; of one that was run again, the later run decides."""
+    """Ends of all shards; the later run of a shard decides."""
 
     def __init__(self) -> None:
         self._ends: dict[str, ShardEnd] = {}
         self._names: dict[str, str] = {}
 
     def add(self, name: str, end: ShardEnd, *, label: str = "") -> None:
-        """A shard ended; ``label`` is that of its results among the sources."""
+        """Record the end of a shard; ``label`` names its results among the sources."""
         self._ends[name] = end
         if label:
             self._names[label] = name
 
     def conclude(self, tests: Iterable[Judged], *, vanished: bool, planned: bool = False) -> Conclusion:
-        """The gravest of what the shards have come to; tests and files of all others speak for themselves.
+        """Return the gravest end. A shard that did not report its failure is judged by its tests and files.
+
+        Among exit codes, a failed test outweighs a cancelled shard: GitHub cancels the rest of a matrix once one job
+        failed.
 
         Args:
-            tests: of all shards.
-            vanished: a planned test was not there any more.
-            planned: a plan says what is owed, so that nothing to run may be fine.
+            tests: tests of all shards.
+            vanished: whether a planned test no longer exists.
+            planned: whether a plan defines what is owed, so that having nothing to run may be right.
         """
         judged = list(tests)
         if not self._ends and not judged:
@@ -74,7 +77,7 @@ class ShardEnds:
         return Conclusion(join_exit_codes(codes, something_ran=something_ran), reasons)
 
     def _facts_of_the_rest(self, judged: Iterable[Judged], *, empty: bool) -> Facts:
-        """What no shard has told of itself: some have died, never reported, or said that they are green."""
+        """Return the facts about shards that died, never reported, or claim to be green."""
         told = {name for name, end in self._ends.items() if end.is_red}
         bad = [test for test in judged if test.bad and self._names.get(test.label) not in told]
         return Facts(

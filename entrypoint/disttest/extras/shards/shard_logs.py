@@ -1,4 +1,4 @@
-"""The logs of a shard, taken into the directory of a merged run; artifacts are other people's input."""
+"""Import the logs of a shard into the directory of a merged run. Artifacts are untrusted input."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from disttest.model import RankRecord
 from disttest.safe_open import Tree, create_file
 
 MOST_COPIED = 1 << 30
-"""Bytes of a log that is copied; a file of a terabyte may be all holes."""
+"""Largest log that is copied, in bytes; a sparse file can claim a terabyte."""
 
 
 class ShardLogs:
-    """Brings the logs of one shard into the merged directory."""
+    """Imports the logs of one shard into the merged directory."""
 
     def __init__(self, source: ShardSource, into: Path) -> None:
         self._tree = Tree(source.directory)
-        # One flat folder a shard: making 200,000 folders would take longer than all the rest of a large merge.
+        # One flat folder for each shard: creating 200,000 folders takes longer than the rest of a large merge.
         self._folder = f"logs/{source.label}"
         (into / self._folder).mkdir(parents=True, exist_ok=True)
         self._target = os.open(into / self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.missing = 0
 
     def moved(self, record: RankRecord) -> RankRecord:
-        """The record with its log linked into the merged directory."""
+        """Return the record with its log linked into the merged directory."""
         if not record.log:
             return record
         parts = record.log.split("/")
@@ -40,7 +40,7 @@ class ShardLogs:
         return msgspec.structs.replace(record, log=f"{self._folder}/{name}")
 
     def _take(self, log: str, name: str) -> bool:
-        # Artifacts are other people's input: a log is a regular file below its own results directory and nothing else.
+        # Only a regular file below the shard's own results directory is a log: artifacts are untrusted input.
         try:
             fd = self._tree.open(log)
         except OSError:
@@ -52,7 +52,7 @@ class ShardLogs:
 
     def _link(self, fd: int, name: str) -> bool:
         try:
-            # Through /proc the very file that was opened is linked, whatever has taken its name meanwhile.
+            # Linking through /proc links the file that was opened, even if another file has taken its name since.
             os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=self._target)
         except FileExistsError:
             return True
@@ -61,13 +61,13 @@ class ShardLogs:
         return True
 
     def close(self) -> None:
-        """Let go of both directories."""
+        """Close both directories."""
         self._tree.close()
         os.close(self._target)
 
 
 def _copied(fd: int, name: str, folder: int) -> bool:
-    """Copy where no hard link is possible: another file system, or one without links."""
+    """Copy the log if it cannot be hard-linked: it is on another file system, or on one without links."""
     if os.fstat(fd).st_size > MOST_COPIED:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The plan: which tests each runner gets. Made once from one snapshot of timings, then passed to every shard."""
+"""The plan: the tests of each runner. Made once from one snapshot of timings, and then passed to all shards."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from disttest.planning.timings import Timings
 
 PLAN_VERSION = 1
 
+# https://docs.github.com/en/actions/reference/limits
 MATRIX_LIMIT = 256
 """Jobs in one matrix of GitHub Actions."""
 
 NO_OP_SHARD = 0
-"""The shard of a plan without tests: its job runs nothing (and any test that has appeared since)."""
+"""Shard of a plan without tests: its job runs nothing but tests that were added since."""
 
 VANISHED = "planned, but no longer exists"
-"""The note that a shard's run makes for a planned test that it could not find; ``disttest merge`` reads it."""
+"""Note of a shard's run for a planned test that it did not find; ``disttest merge`` reads it."""
 
 
 LEAST_SHARD_S = 300.0
-"""Work that is worth a lease of its own where each is a job of a workflow, too."""
+"""Least work, in seconds, for which a lease of its own pays off when each lease is also a workflow job."""
 
 
 class Grant(Frozen):
-    """The nodes of a scheduler that a shard asks for."""
+    """Nodes of a scheduler that a shard asks for."""
 
     scheduler: str
     partition: str
     nodes: int
     ranks_per_node: int
     spread: int = 1
-    """Over how many nodes worlds were spread that do not say so themselves."""
+    """Number of nodes over which worlds are spread that have no number of their own (``--nodes`` of the plan)."""
 
 
 class Shard(Frozen):
-    """What one job runs."""
+    """Tests of one job."""
 
     number: int
-    """Counted from 1."""
+    """Number of the shard, from 1."""
     name: str
     pool: str
     labels: tuple[str, ...]
@@ -56,42 +57,43 @@ class Shard(Frozen):
     tests: tuple[TestCase, ...]
     expected_s: float
     grant: Grant | None = None
-    """None where its job runs the tests itself."""
+    """None if the job itself runs the tests."""
 
     @property
     def gpu_minutes(self) -> float:
-        """What the runner's GPUs are expected to cost, idle ones included."""
+        """Expected GPU minutes of the runner, including idle GPUs."""
         return self.expected_s / 60 * self.gpus
 
 
 class Plan(Frozen):
-    """The content of ``plan.json``."""
+    """Content of ``plan.json``."""
 
     plan_id: str
-    """Digest of the rest."""
+    """Digest of the other fields."""
+    # Whole test cases, so that the tests of a shard that never reported become errors with the right names.
     shards: tuple[Shard, ...]
     revision: str = ""
-    """The state of the repository that it was made for (a commit); empty when unknown."""
+    """Commit that the plan was made for; empty if unknown."""
     version: int = PLAN_VERSION
 
     @property
     def last(self) -> Shard | None:
-        """The last shard that has tests; None when there is nothing to run."""
+        """The last shard that has tests; None if there is nothing to run."""
         return next((shard for shard in reversed(self.shards) if shard.tests), None)
 
 
 class Selection(Frozen):
-    """What one shard runs of the tests that exist now, as node ids."""
+    """Node ids of the tests that one shard runs of those that exist now."""
 
     run: tuple[str, ...]
-    """In the order in which they were collected; ``new`` included."""
+    """Tests in the order of collection, including ``new``."""
     vanished: tuple[str, ...]
-    """Planned for this shard, but they no longer exist."""
+    """Tests planned for this shard that no longer exist."""
     new: tuple[str, ...]
-    """In no shard of the plan; this shard takes them."""
+    """Tests in no shard of the plan; this shard runs them."""
 
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """``(nodeid, message)`` for the journal and for the user."""
+        """Return ``(nodeid, message)`` pairs for the journal and the user."""
         gone = ((nodeid, VANISHED) for nodeid in self.vanished)
         return (*gone, *((nodeid, "not in the plan: run by this shard") for nodeid in self.new))
 
@@ -106,19 +108,18 @@ def plan_shards(
 ) -> Plan:
     """Plan tests on pools: each world size on the cheapest pool that holds it, split by time over its runners.
 
-    A runner that would get nothing gets no shard. On the nodes of a scheduler a shard is an allocation: a lease of one
-    node, or the nodes of worlds that span them; the largest first. ``spread`` is what such shards remember of
-    ``--nodes``.
+    A runner without tests gets no shard. On the nodes of a scheduler a shard is an allocation: a lease of one node, or
+    the nodes of worlds that span them, the largest first. ``spread`` records ``--nodes`` in such shards.
 
     Raises:
         NotEnoughDevices: no pool holds a world size.
-        UsageError: no pool is given, or more shards come out than a matrix may have.
+        UsageError: no pool is given, or there are more shards than a matrix may have.
     """
     if not pools:
         raise UsageError("a plan needs runners: give --pool NAME:GPUS:RUNNERS, --shards N or --by world-size")
     by_pool = assign_pools(tests, pools)
     shards: list[Shard] = []
-    # Tests that appear later go to the last shard: a scheduler finds a place for any.
+    # Tests that are added later go to the last shard; a scheduler finds nodes for any of them.
     for pool in sorted(pools, key=lambda pool: (bool(pool.scheduler), pool.gpus, pool.name)):
         made = _granted if pool.scheduler else _on_runners
         shards += made(pool, by_pool[pool.name], timings, len(shards), spread)
@@ -128,12 +129,12 @@ def plan_shards(
 def plan_equal_shards(
     tests: Sequence[TestCase], timings: Timings, *, shards: int, slots: int = 0, revision: str = ""
 ) -> Plan:
-    """Plan tests on that many equal runners; exactly that many shards come out, some perhaps empty.
+    """Plan tests on a number of equal runners; make exactly that many shards, some perhaps empty.
 
-    ``slots`` is how many ranks a runner runs at once; by default what the largest world needs.
+    ``slots`` is the number of ranks that a runner runs at a time; by default that of the largest world.
 
     Raises:
-        UsageError: the number of shards is not between 1 and the limit of a matrix, or slots are negative.
+        UsageError: the number of shards is not between 1 and the limit of a matrix, or slots is negative.
         NotEnoughDevices: a world is larger than ``slots``.
     """
     if not 1 <= shards <= MATRIX_LIMIT:
@@ -163,9 +164,9 @@ def plan_by_world_size(tests: Sequence[TestCase], timings: Timings, *, revision:
 
 
 def select(plan: Plan, number: int, tests: Iterable[TestCase]) -> Selection:
-    """Say which of the tests that exist now a shard runs.
+    """Select the tests that a shard runs of those that exist now.
 
-    A test that no shard has goes to the last shard that has tests; its runner is one of those with the most GPUs.
+    A test in no shard goes to the last shard that has tests; its runner is one of those with the most GPUs.
 
     Raises:
         UsageError: the plan has no such shard.
@@ -186,7 +187,7 @@ def select(plan: Plan, number: int, tests: Iterable[TestCase]) -> Selection:
 
 
 def find_shard(plan: Plan, number: int) -> Shard | None:
-    """The shard of that number; None for the no-op shard of a plan without tests.
+    """Return the shard of that number; None for the no-op shard of a plan without tests.
 
     Raises:
         UsageError: the plan has no such shard.
@@ -201,10 +202,10 @@ def find_shard(plan: Plan, number: int) -> Shard | None:
 
 
 def check_revision(plan: Plan, revision: str) -> None:
-    """Refuse a plan that was made for another state of the repository; unknown states are let through.
+    """Refuse a plan that was made for another commit; unknown commits pass.
 
     Raises:
-        UsageError: both states are known and differ.
+        UsageError: both commits are known and differ.
     """
     if plan.revision and revision and plan.revision != revision:
         raise UsageError(
@@ -214,16 +215,16 @@ def check_revision(plan: Plan, revision: str) -> None:
 
 
 def check_device(plan: Plan, number: int, selection: Selection, device: str) -> None:
-    """Refuse a shard that was planned for another kind of runner: its tests would all be missing, and pass unseen.
+    """Refuse a shard that was planned for another device: all its tests would be missing, and the run would be green.
 
     Args:
         plan: the plan.
-        number: of the shard.
-        selection: what :func:`select` made of it here.
-        device: where ranks compute here.
+        number: number of the shard.
+        selection: result of :func:`select` on this machine.
+        device: device of the ranks on this machine.
 
     Raises:
-        NotEnoughDevices: it has worlds on GPUs, and there are none.
+        NotEnoughDevices: the shard has worlds on GPUs, and there are none.
         UsageError: it was planned for the CPU, and none of its worlds exists on GPUs.
     """
     shard = find_shard(plan, number)
@@ -244,7 +245,11 @@ def check_device(plan: Plan, number: int, selection: Selection, device: str) -> 
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """The bytes of ``plan.json``, indented for people."""
+    """Decode ``plan.json``.
+
+    Raises:
+        UsageError: the data is not a plan, has another version, or contradicts itself.
+    """
     return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
 
 
@@ -270,10 +275,10 @@ def decode_plan(data: bytes, source: str = "plan.json") -> Plan:
 
 
 def render_matrix(plan: Plan) -> dict[str, Any]:
-    """The plan as a matrix of GitHub Actions: ``{"include": [...]}``, one entry for each shard that has tests.
+    """Render the plan as a matrix of GitHub Actions: ``{"include": [...]}``, one entry for each shard that has tests.
 
-    A matrix must not be empty, so a plan without tests has one entry with ``"no_op": true`` and shard 0; a workflow
-    may skip it, and ``disttest run --plan plan.json --shard 0`` runs nothing.
+    A matrix must not be empty, so a plan without tests has one entry with ``"no_op": true`` and shard 0. A workflow may
+    skip it, and ``disttest run --plan plan.json --shard 0`` runs nothing.
     """
     entries = [_matrix_entry(shard) for shard in plan.shards if shard.tests]
     return {"include": entries or [dict(_NO_OP_ENTRY)]}

@@ -1,4 +1,4 @@
-"""The run of one shard of a plan."""
+"""Run one shard of a plan."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def prepare_shard(request: RunRequest) -> RunRequest | None:
-    """The request for a shard; None where the run has no plan.
+    """Return the request for a shard; None if the run has no plan.
 
     Raises:
-        UsageError: the plan cannot be read, has no such shard, or is for another state of the repository or other nodes.
+        UsageError: the plan is unreadable, has no such shard, or is for another commit or other nodes.
     """
     asked = request.settings
     file, number = asked["plan"], asked["shard"]
@@ -57,10 +57,10 @@ def prepare_shard(request: RunRequest) -> RunRequest | None:
 
 
 def with_grant(request: RunRequest, grant: Grant) -> RunRequest:
-    """The request for the nodes of a scheduler that a shard asks for.
+    """Return the request with the nodes of a scheduler that the shard asks for.
 
     Raises:
-        UsageError: the command asks for another spread than the plan.
+        UsageError: ``--nodes`` differs from that of the plan.
     """
     named = {row.field for row in request.given_settings}
     granted = granted_options(request.settings, grant, asked_nodes="nodes" in named)
@@ -73,7 +73,7 @@ def with_grant(request: RunRequest, grant: Grant) -> RunRequest:
 
 
 def granted_options(asked: Any, grant: Grant, *, asked_nodes: bool) -> dict[str, Any]:
-    """The options of a cluster that a shard sets, by field."""
+    """Return the cluster options that a shard sets, by field."""
     if asked_nodes and asked["nodes"] != grant.spread:
         raise UsageError(
             f"--nodes {asked['nodes']}: the plan was made with --nodes {grant.spread}, and its tests are named for that"
@@ -87,16 +87,16 @@ def granted_options(asked: Any, grant: Grant, *, asked_nodes: bool) -> dict[str,
 
 
 def select_shard(path: str, number: int, tests: Sequence[TestCase], device: str) -> TestSelection:
-    """The tests of a shard that exist.
+    """Select the tests of a shard that exist.
 
     Args:
-        path: of the plan.
-        number: of the shard.
-        tests: that were collected.
-        device: where ranks compute here.
+        path: path of the plan.
+        number: number of the shard.
+        tests: collected tests.
+        device: device of the ranks on this machine.
 
     Raises:
-        UsageError: the file is no plan, or the plan is for another device.
+        UsageError: the file is not a plan, or the plan is for another device.
         NotEnoughDevices: the shard needs GPUs.
     """
     from disttest.runtime.controller.session import TestSelection

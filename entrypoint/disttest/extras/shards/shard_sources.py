@@ -1,4 +1,4 @@
-"""What lies in the directories that ``disttest merge`` is given: the results of shards, some perhaps cut or missing."""
+"""Find the results of shards in the directories of ``disttest merge``; some may be cut or missing."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ PLAN = "plan.json"
 
 
 class ShardSource(Frozen):
-    """The results directory of one run, found on disk."""
+    """Results directory of one run."""
 
     directory: Path
     label: str
-    """Unique among the sources of a merge, and safe as a folder name: ``shard-2``, ``shard-2.2``, ``run-1``."""
+    """Name that is unique in a merge and safe for a folder: ``shard-2``, ``shard-2.2``, ``run-1``."""
     started: RunStarted | None
-    """None when the first event is lost."""
+    """None if the first event is lost."""
 
     @property
     def number(self) -> int | None:
-        """The number of the shard; None when it was not run from a plan."""
+        """Number of the shard; None if the run had no plan."""
         return self.started.shard if self.started else None
 
     def events(self) -> Iterator[AnyEvent]:
-        """The events of the run: from its journal, or made up from its ``results.json``."""
+        """Read the events of the run from its journal, or derive them from its ``results.json``."""
         return _events(self.directory)
 
 
@@ -53,8 +53,8 @@ def find_shards(directories: Sequence[Path]) -> tuple[ShardSource, ...]:
     """Find the results directories in and below the given ones, in the order of their shards and starts.
 
     Args:
-        directories: each is a results directory, or holds some (a folder of downloaded artifacts). Results of an
-            earlier merge are left out, unless they are given themselves.
+        directories: results directories, or folders that contain some, such as downloaded artifacts. Results of an
+            earlier merge are left out unless they are given themselves.
 
     Raises:
         UsageError: a directory does not exist.
@@ -83,7 +83,7 @@ def refuse_repeats(sources: Sequence[ShardSource]) -> None:
     """Refuse two results of one shard.
 
     Raises:
-        UsageError: two sources have one shard number.
+        UsageError: two sources have the same shard number.
     """
     by_number: dict[int, ShardSource] = {}
     for source in sources:
@@ -100,7 +100,7 @@ def refuse_repeats(sources: Sequence[ShardSource]) -> None:
 def _results_below(directory: Path) -> Iterator[Path]:
     for folder, below, files in os.walk(directory):
         if FILE_NAME in files or RESULTS in files:
-            # What lies below is its logs and what earlier runs left.
+            # The folders below are the logs of these results and the results of earlier runs.
             below.clear()
             yield Path(folder)
         else:
@@ -133,7 +133,7 @@ def _events(directory: Path) -> Iterator[AnyEvent]:
 
 
 def _journal_events(path: Path) -> Iterator[AnyEvent]:
-    """The events of a journal; one that cannot be opened, or is a link to elsewhere, costs its own shard alone."""
+    """Read the events of a journal. One that cannot be opened, or is a link, affects only its own shard."""
     try:
         yield from read_events(path)
     except UsageError as error:
@@ -173,7 +173,7 @@ def unfold(run: RunResult) -> Iterator[AnyEvent]:
 
 
 def find_plan(directories: Iterable[Path]) -> Path | None:
-    """The plan in or below the given directories; results directories are looked into, but not below."""
+    """Find the plan in or below the given directories; folders below a results directory are not searched."""
     for directory in directories:
         for folder, below, files in os.walk(directory):
             if PLAN in files and _is_regular(Path(folder) / PLAN):
