@@ -142,7 +142,7 @@ def test_leases_are_shown_and_what_others_hold_is_left_alone(fake, diagnose, tmp
 
     leases = [(f.grade, f.message) for f in diagnosis.findings if f.check == "lease"]
     assert leases == [
-        (Grade.OK, f"held by nightly ddp, pid {os.getpid()}: left alone"),
+        (Grade.OK, f"held by nightly ddp, pid {os.getpid()}: not tested"),
         (Grade.OK, "free"),
         (Grade.WARNING, "in quarantine: matmul failed"),
     ]

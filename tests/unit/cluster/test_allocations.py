@@ -178,9 +178,9 @@ class TestWords:
         ("text", "message"),
         [
             ("big:slurm:gpu", "does not say how large the pool is"),
-            ("big:slurm:gpu:16", "'16' is no number of nodes and of GPUs on each, such as 16x8"),
-            ("big:slurm:gpu:0x8", "'0x8' is no number of nodes"),
-            ("big:slurm:gpu:16x", "'16x' is no number of nodes"),
+            ("big:slurm:gpu:16", "'16' is not NODESxGPUS, such as 16x8"),
+            ("big:slurm:gpu:0x8", "'0x8' is not NODESxGPUS"),
+            ("big:slurm:gpu:16x", "'16x' is not NODESxGPUS"),
             ("big:slurm:gpu:16x8:free", "the cost per minute must be a number of at least 0, not 'free'"),
             ("big:slurm:gpu:16x8:1:1", "cannot be read; write NAME:slurm"),
             ("big:slurm:$(id)", "cannot be read; write NAME:slurm"),
@@ -204,7 +204,7 @@ class TestWords:
             parse_pools(["big:slurm:gpu"], (), refuse)
 
         assert "--pool 'big:slurm:gpu': Slurm says" in str(caught.value)
-        assert "Say what the pool has (NAME:slurm:PARTITION:NODESxGPUS)" in str(caught.value)
+        assert "give its size (NAME:slurm:PARTITION:NODESxGPUS)" in str(caught.value)
 
 
 class TestPlans:

@@ -134,7 +134,7 @@ def test_a_shard_that_never_reported_is_not_a_pass(artifacts: Path, into: Path) 
     (bad,) = run.bad
     assert lost.tests[0] == bad.test
     assert (Outcome.ERROR, Cause.INFRASTRUCTURE) == (bad.final.outcome, bad.final.cause)
-    assert "shard 2 (shard-2) never reported: see the log of its job" == bad.final.message
+    assert "shard 2 (shard-2) never reported; see the log of its job" == bad.final.message
     assert 7 == run.exit_code
 
 
@@ -246,7 +246,7 @@ def test_two_results_of_one_shard_are_refused(artifacts: Path, into: Path) -> No
     for name in ("x", "y"):
         ShardRun(artifacts / name, 1).finish()
 
-    with pytest.raises(UsageError, match=r"shard 1 stands twice: .*x and .*y\. If the second is a re-run"):
+    with pytest.raises(UsageError, match=r"shard 1 has two results: .*x and .*y; pass --reruns if the later one is a rerun"):
         merge([artifacts], into)
 
 
@@ -268,19 +268,19 @@ def test_a_shard_of_another_plan_is_refused(artifacts: Path, into: Path) -> None
     ShardRun(artifacts / "r", 1, plan_id="other").finish()
     plan = plan_equal_shards([A], Timings(), shards=1)
 
-    with pytest.raises(UsageError, match=f"was run from plan other, and this is plan {plan.plan_id}"):
+    with pytest.raises(UsageError, match=f"belongs to plan other, not to plan {plan.plan_id}"):
         merge([artifacts], into, plan=plan)
 
 
 def test_a_shard_out_of_range_is_refused(artifacts: Path, into: Path) -> None:
     ShardRun(artifacts / "r", 7).finish()
 
-    with pytest.raises(UsageError, match="is shard 7, and there are 2"):
+    with pytest.raises(UsageError, match="is shard 7, but there are only 2"):
         merge([artifacts], into, expected_shards=2)
 
 
 def test_nothing_to_merge_is_refused(artifacts: Path, into: Path) -> None:
-    with pytest.raises(UsageError, match="no results in the given directories"):
+    with pytest.raises(UsageError, match=r"no events\.jsonl in the given directories"):
         merge([artifacts], into)
     with pytest.raises(UsageError, match=r"no directory .*elsewhere"):
         merge([artifacts / "elsewhere"], into)
@@ -344,7 +344,7 @@ def test_missing_logs_are_counted_and_not_linked(artifacts: Path, into: Path) ->
     run = merge([artifacts], into)
 
     assert "" == run.tests[0].final.ranks[0].log
-    assert any("shard-1: 1 rank logs are not in the download" in note for note in run.notes)
+    assert any("shard-1: 1 rank logs are missing" in note for note in run.notes)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_a_log_of_a_terabyte_is_not_copied(
 
     run = merge([artifacts], into)
 
-    assert any("shard-1: 1 rank logs are not in the download" in note for note in run.notes)
+    assert any("shard-1: 1 rank logs are missing" in note for note in run.notes)
 
 
 def _no_links(*_paths: object, **_options: object) -> None:

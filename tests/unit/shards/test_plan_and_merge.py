@@ -89,8 +89,8 @@ def test_timings_split_by_time_and_bad_ones_warn(plan, tmp_path: Path) -> None:
         ((), "give one of --pool NAME:GPUS:RUNNERS, --shards N and --by world-size"),
         (("--shards", "2", "--by", "world-size"), "give one of"),
         (("--pool", "a:0:1"), "GPUs per runner must be"),
-        (("--pool", "a:8:1", "--slots", "2"), "--slots goes with --shards"),
-        (("--shards", "2", "--labels", "a=b"), "--labels goes with --pool"),
+        (("--pool", "a:8:1", "--slots", "2"), "--slots needs --shards"),
+        (("--shards", "2", "--labels", "a=b"), "--labels needs --pool"),
         (("--shards", "0"), "--shards: '0' is not a whole number from 1"),
         (("--shards", "257"), "--shards must be between 1 and 256, not 257"),
         (("--shards", "2", "--slots", "-1"), "--slots: '-1' is not a whole number"),
@@ -125,7 +125,7 @@ def test_a_place_that_can_not_be_written_is_named(plan, tmp_path: Path) -> None:
 
 def test_no_tests_are_an_error_unless_allowed(plan, tmp_path: Path) -> None:
     code, _, err = plan("--shards", "2", "--matrix", "m.json", tests=[])
-    assert (5, True) == (code, "no tests to plan; --allow-empty takes that as success" in err)
+    assert (5, True) == (code, "no tests to plan; pass --allow-empty to accept that" in err)
     assert json.loads((tmp_path / "m.json").read_text())["include"][0]["no_op"]
 
     assert 0 == plan("--shards", "2", "--allow-empty", tests=[])[0]
@@ -187,14 +187,14 @@ def test_floors_make_a_merged_run_red(merge, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nowhere",), "no directory nowhere"),
+        (("nowhere",), "there is no directory nowhere"),
         (("in", "--plan", "none.json"), "the plan cannot be read from none.json"),
         (("in", "--plan", "in/r1/events.jsonl"), "is not a plan"),
         (("in", "--expect", "none.txt"), "--expect cannot be read from none.txt"),
         (("in", "--max-skip-ratio", "nan"), "--max-skip-ratio: 'nan' is not a number between 0 and 1"),
         (("in", "--min-tests", "-1"), "--min-tests: '-1' is not a whole number"),
         (("in", "--shards", "-1"), "--shards: '-1' is not a whole number from 1"),
-        (("in", "--shards", "1"), "is shard 2, and there are 1"),
+        (("in", "--shards", "1"), "is shard 2, but there are only 1"),
     ],
 )
 def test_bad_merges_are_refused(merge, tmp_path: Path, arguments, message: str) -> None:

@@ -161,7 +161,7 @@ def test_bad_numbers_of_shards_are_refused(shards: int) -> None:
 def test_more_shards_than_a_matrix_holds_are_refused() -> None:
     tests = [case(f"t{n}", 1) for n in range(300)]
 
-    with pytest.raises(UsageError, match="300 shards come out, and a matrix holds 256"):
+    with pytest.raises(UsageError, match="the plan has 300 shards, but a matrix holds 256"):
         plan_shards(tests, Timings(), pools=parse_pools(["gpu1:1:300"]))
 
 
@@ -266,7 +266,7 @@ def test_a_plan_of_another_state_is_refused() -> None:
 
     check_revision(plan, "abc")
     check_revision(plan, "")
-    with pytest.raises(UsageError, match="the plan was made for abc, and the tests here are def"):
+    with pytest.raises(UsageError, match="the plan was made for abc, not for def"):
         check_revision(plan, "def")
 
 
@@ -275,7 +275,7 @@ def test_a_plan_with_two_shards_of_one_number_is_refused() -> None:
     raw = json.loads(encode_plan(plan))
     raw["shards"][1]["number"] = 1
 
-    with pytest.raises(UsageError, match="shard 1 stands in it twice"):
+    with pytest.raises(UsageError, match="lists shard 1 twice"):
         decode_plan(json.dumps(raw).encode())
 
 
@@ -285,7 +285,7 @@ def test_a_plan_with_a_test_in_two_shards_is_refused() -> None:
         plan, shards=(plan.shards[0], msgspec.structs.replace(plan.shards[1], tests=plan.shards[0].tests))
     )
 
-    with pytest.raises(UsageError, match=r"test tests/test_a.py::\S+ stands in it twice"):
+    with pytest.raises(UsageError, match=r"lists test tests/test_a.py::\S+ twice"):
         decode_plan(encode_plan(twice))
 
 

@@ -134,9 +134,9 @@ def test_a_plan_for_runners_only_collects_for_this_machine(plan) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--pool", "big:slurm:gpu:x"), 4, "'x' is no number of nodes and of GPUs on each"),
-        (("--pool", "gpu8:8:1", "--nodes", "2"), 4, "--nodes goes with a --pool of a scheduler"),
-        (("--shards", "2", "--nodes", "2"), 4, "--nodes goes with a --pool of a scheduler"),
+        (("--pool", "big:slurm:gpu:x"), 4, "'x' is not NODESxGPUS"),
+        (("--pool", "gpu8:8:1", "--nodes", "2"), 4, "--nodes needs a --pool of a scheduler"),
+        (("--shards", "2", "--nodes", "2"), 4, "--nodes needs a --pool of a scheduler"),
         (("--pool", "big:slurm", "--nodes", "5"), 6, "--nodes 5, and the pool has 4 nodes that work"),
         (("--pool", "big:slurm", "--pool", "big:1:1"), 4, "two pools are named 'big'"),
     ],
@@ -221,7 +221,7 @@ def test_what_the_command_line_says_of_the_scheduler_wins() -> None:
 
 def test_another_spread_than_the_plans_is_refused() -> None:
     for nodes in ("4", "1"):  # 1 is the default, and is refused all the same where it is said
-        with pytest.raises(UsageError, match=f"--nodes {nodes}: the plan was made with --nodes 2"):
+        with pytest.raises(UsageError, match=f"--nodes {nodes} differs from the plan, which was made with --nodes 2"):
             taken("--nodes", nodes, grant=GRANT)
 
 

@@ -64,7 +64,7 @@ def _tidy(diagnosis: Diagnosis, lease_dir: Path, *, clean: bool) -> list[str]:
         lines += update_quarantine(diagnosis, lease_dir)
     if clean and not sees_all_users():
         lines.append(
-            "shared memory is left as it is: processes out of sight (of other containers) may use it"
+            "shared memory is not cleaned: processes of other containers, which are not visible here, may use it"
         )
     elif clean:
         failures = list(filter(None, (remove_entry(entry) for entry in diagnosis.litter)))

@@ -111,7 +111,7 @@ def _leases(directory: Path | None, machine: Machine) -> tuple[SlotState, ...]:
 def judge_lease(state: SlotState) -> DeviceFinding:
     """Describe a GPU as the runs of this host see it."""
     if state.held:
-        return DeviceFinding(device=state.label, check="lease", message=f"{state.obstacle}: left alone")
+        return DeviceFinding(device=state.label, check="lease", message=f"{state.obstacle}: not tested")
     if state.obstacle:
         return DeviceFinding(
             device=state.label,
@@ -133,7 +133,7 @@ def judge_litter(litter: Sequence[ShmEntry]) -> DeviceFinding:
         device="machine",
         check="shared_memory_litter",
         grade=Grade.WARNING,
-        message=f"{len(litter)} files of ours ({size >> 10} KiB) that no process uses: {names}",
+        message=f"{len(litter)} files of this user ({size >> 10} KiB) that no process uses: {names}",
         advice=MACHINE_ADVICE.of("shm-litter"),
     )
 
@@ -165,7 +165,7 @@ def _three_digits(value: float) -> str:
 
 
 _LIFTED = "its quarantine is lifted"
-_NOT_LIFTED = "its quarantine is another user's: disttest doctor lifts it as that user or as root"
+_NOT_LIFTED = "another user put it into quarantine; run disttest doctor as that user or as root to lift it"
 
 
 def update_quarantine(diagnosis: Diagnosis, directory: Path) -> tuple[str, ...]:

@@ -8,19 +8,19 @@ from disttest.options.values import SWITCH, one_of, path, text
 _doctor = rows_of("doctor")
 
 OPTIONS = (
-    _doctor("level", one_of("quick", "full"), "How much work to do.", default="quick"),
+    _doctor("level", one_of("quick", "full"), "Extent of the preflight.", default="quick"),
     _doctor("json", text("FILE"), "Write everything as JSON; - is standard output."),
     _doctor("junit", text("FILE"), "Write JUnit XML: one case per device and check."),
     _doctor(
         "lease-dir",
         path("DIR"),
-        "Where the runs of this host lease GPUs: shows who holds which, and updates the quarantine notes.",
+        "Directory in which runs on this host lease GPUs; shows the holders and updates the quarantine.",
         has_variable=True,
     ),
     _doctor(
         "clean",
         SWITCH,
-        "Remove shared memory of ours that no process uses.",
+        "Remove this user's shared memory that no process uses.",
         default=False,
         inputs=(),
     ),
@@ -28,7 +28,7 @@ OPTIONS = (
     _doctor(
         "compute",
         one_of("cuda", "cpu"),
-        "Where the work is done.",
+        "Device for the GPU work.",
         default="cuda",
         inputs=(),
         hidden=True,

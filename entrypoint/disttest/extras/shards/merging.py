@@ -87,21 +87,21 @@ def _written(events: Iterable[AnyEvent], journal: Journal) -> Iterator[AnyEvent]
 def _check(sources: Sequence[ShardSource], plan: Plan | None, expected_shards: int, *, reruns: bool) -> None:
     if not sources and plan is None and not expected_shards:
         raise UsageError(
-            f"no results in the given directories: a shard leaves {FILE_NAME} there. "
-            "Download the shards' artifacts first, or pass --plan to have the missing shards reported"
+            f"no {FILE_NAME} in the given directories; "
+            "download the shards' artifacts first, or pass --plan to have the missing shards reported"
         )
     if not reruns:
         refuse_repeats(sources)
     for source in sources:
         if plan and source.started and source.started.plan_id not in ("", plan.plan_id):
             raise UsageError(
-                f"{source.directory} was run from plan {source.started.plan_id}, and this is plan {plan.plan_id}: "
+                f"{source.directory} belongs to plan {source.started.plan_id}, not to plan {plan.plan_id}; "
                 "merge shards of one plan only"
             )
         last = len(plan.shards) if plan else expected_shards
         if last and source.number is not None and not 0 <= source.number <= last:
             raise UsageError(
-                f"{source.directory} is shard {source.number}, and there are {last}: merge shards of one division"
+                f"{source.directory} is shard {source.number}, but there are only {last}; merge shards of one plan only"
             )
 
 
@@ -221,7 +221,7 @@ class _Merge:
                     yield from self._owed(test, _why_missing(shard, reported=shard.number in reported))
         for number in range(1, self._expected_shards + 1) if not self._plan else ():
             if number not in reported:
-                message = f"shard {number} of {self._expected_shards} never reported: see the log of its job"
+                message = f"shard {number} of {self._expected_shards} never reported; see the log of its job"
                 self._ends.add(f"shard {number}", ShardEnd(ExitCode.INFRASTRUCTURE, message))
                 yield CollectionFailed(at_s=self._last_at_s, nodeid=f"shard {number}", message=message)
 
@@ -280,10 +280,7 @@ class _ShardStream:
         yield from self._unfinished(at_s, reason or "it ended")
         self._logs.close()
         if self._logs.missing:
-            text = (
-                f"{self.source.label}: {self._logs.missing} rank logs are not in the download, "
-                "or are no regular files there"
-            )
+            text = f"{self.source.label}: {self._logs.missing} rank logs are missing or are not regular files"
             yield Noted(at_s=at_s, message=text)
 
     def _renamed(self, event: AnyEvent) -> Iterator[AnyEvent]:
@@ -332,7 +329,7 @@ class _ShardStream:
 def _why_missing(shard: Shard, *, reported: bool) -> str:
     if reported:
         return f"shard {shard.number} ({shard.name}) reported, but not this test, which is in its plan"
-    return f"shard {shard.number} ({shard.name}) never reported: see the log of its job"
+    return f"shard {shard.number} ({shard.name}) never reported; see the log of its job"
 
 
 def _all_hardware(machines: Sequence[Hardware]) -> Hardware:

@@ -13,9 +13,14 @@ _run = partial(rows_of("run"), title=PLANS, for_command=True, in_file=False)
 
 RUN_OPTIONS = (
     _run("plan", path("FILE"), "Run a shard of this plan."),
-    _run("shard", Type(form="K", parse=WHOLE.parse), "Which shard of the plan."),
-    _run("revision", text("COMMIT"), "State of the repository; must be the plan's.", default=""),
-    _run("stale-plan", SWITCH, "Run a plan of another state; new tests go to the last shard.", default=False),
+    _run("shard", Type(form="K", parse=WHOLE.parse), "Number of the shard of the plan."),
+    _run("revision", text("COMMIT"), "Commit of the tests; must be that of the plan.", default=""),
+    _run(
+        "stale-plan",
+        SWITCH,
+        "Run a plan made for another commit; new tests go to the last shard.",
+        default=False,
+    ),
 )
 """Options of ``disttest run`` for a shard."""
 
@@ -36,23 +41,28 @@ PLAN_OPTIONS = (
     ),
     _plan("shards", COUNT, "Split over N equal runners instead."),
     _plan("by", one_of("world-size"), "One shard for each world size instead."),
-    _plan("hardware", text("MODEL"), "GPU model that the runners have, or cpu.", default=""),
-    _plan("revision", text("COMMIT"), "State of the repository, kept in the plan.", default=""),
-    _plan("output", path("FILE"), "Where the plan goes.", default=Path("plan.json")),
+    _plan("hardware", text("MODEL"), "GPU model of the runners, or cpu.", default=""),
+    _plan("revision", text("COMMIT"), "Commit of the tests, recorded in the plan.", default=""),
+    _plan("output", path("FILE"), "File of the plan.", default=Path("plan.json")),
     _plan(
         "matrix",
         path("FILE|-"),
-        "Where the matrix of GitHub Actions goes (one line).",
+        "File of the GitHub Actions matrix (one line).",
         input_default="matrix.json",
     ),
-    _plan("allow-empty", SWITCH, "No tests: a plan with the no-op entry, and exit code 0.", default=False),
+    _plan(
+        "allow-empty",
+        SWITCH,
+        "Accept a plan without tests: write the no-op entry and exit with 0.",
+        default=False,
+    ),
 )
 
 MERGE_OPTIONS = (
-    _merge("plan", path("FILE"), "The plan.", otherwise="the plan.json in a DIR"),
-    _merge("shards", COUNT, "Without a plan: how many there must be.", default=0, otherwise="any number"),
-    _merge("reruns", SWITCH, "Two results of one shard are a run and its re-run.", default=False),
-    _merge("results", path("DIR"), "Where the merged results go.", default=Path("merged")),
+    _merge("plan", path("FILE"), "Plan of the shards.", otherwise="the plan.json in a DIR"),
+    _merge("shards", COUNT, "Number of shards, if there is no plan.", default=0, otherwise="any number"),
+    _merge("reruns", SWITCH, "Accept two results of one shard as a run and its rerun.", default=False),
+    _merge("results", path("DIR"), "Directory of the merged results.", default=Path("merged")),
 )
 
 OPTIONS = (*RUN_OPTIONS, *PLAN_OPTIONS, *MERGE_OPTIONS)

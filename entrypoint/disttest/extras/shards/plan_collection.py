@@ -44,7 +44,7 @@ def collect_for_plan(
     if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
         click.echo(collection.output, err=True)
         raise UsageError(
-            "some tests could not be collected (see above), and a plan without them would lose them"
+            "some tests could not be collected (see above); fix them, since no shard would run them"
         )
     for remark in collection.remarks:
         warn(remark)

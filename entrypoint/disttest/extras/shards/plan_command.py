@@ -82,7 +82,7 @@ def plan_command(
         _write(given["output"], encode_plan(made).decode())
         _tell(made, given["output"], given["matrix"])
         if made.last is None and not given["allow_empty"]:
-            warn("no tests to plan; --allow-empty takes that as success")
+            warn("no tests to plan; pass --allow-empty to accept that")
             click.get_current_context().exit(ExitCode.NOTHING_COLLECTED)
 
     return plan
@@ -98,7 +98,7 @@ def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> l
     schedulers = [pool for pool in pools if pool.scheduler]
     if not schedulers:
         if nodes > 1:
-            raise UsageError("--nodes goes with a --pool of a scheduler's nodes, such as big:slurm:gpu")
+            raise UsageError("--nodes needs a --pool of a scheduler's nodes, such as big:slurm:gpu")
         return []
     from disttest.runtime.controller.target_host import host_of_nodes
     from disttest.runtime.supervisor.listing import collect_argument
@@ -125,11 +125,11 @@ def check_one_way(given: dict[str, Any]) -> None:
     if len(ways) != 1:
         raise UsageError(f"give one of --pool {POOL_FORM.split(' or ')[0]}, --shards N and --by world-size")
     if given["slots"] and ways != ["shards"]:
-        raise UsageError("--slots goes with --shards; a pool says its GPUs itself")
+        raise UsageError("--slots needs --shards; a --pool states its own GPUs")
     if given["labels"] and ways != ["pool"]:
-        raise UsageError("--labels goes with --pool")
+        raise UsageError("--labels needs --pool")
     if given["nodes"] > 1 and ways != ["pool"]:
-        raise UsageError("--nodes goes with a --pool of a scheduler's nodes, such as big:slurm:gpu")
+        raise UsageError("--nodes needs a --pool of a scheduler's nodes, such as big:slurm:gpu")
 
 
 def make_plan(

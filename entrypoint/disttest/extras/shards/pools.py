@@ -99,8 +99,7 @@ def _size(text: str, words: str) -> Size:
     match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", words)
     if match is None or not int(match[1]) or not int(match[2]):
         raise UsageError(
-            f"--pool {text!r}: {words!r} is no number of nodes and of GPUs on each, such as 16x8; leave it out, and "
-            "the scheduler is asked"
+            f"--pool {text!r}: {words!r} is not NODESxGPUS, such as 16x8; leave it out to ask the scheduler"
         )
     return Size(nodes=int(match[1]), gpus=int(match[2]))
 
@@ -112,7 +111,7 @@ def _asked(text: str, scheduler: str, partition: str, ask: Ask | None) -> Size:
         return ask(scheduler, partition)
     except SchedulerError as error:
         raise SchedulerError(
-            f"--pool {text!r}: {error}. Say what the pool has (NAME:{scheduler}:PARTITION:NODESxGPUS), and nobody is asked"
+            f"--pool {text!r}: {error}; give its size (NAME:{scheduler}:PARTITION:NODESxGPUS) to plan without asking"
         ) from error
 
 

@@ -209,8 +209,8 @@ def check_revision(plan: Plan, revision: str) -> None:
     """
     if plan.revision and revision and plan.revision != revision:
         raise UsageError(
-            f"the plan was made for {plan.revision}, and the tests here are {revision}: run disttest plan again, "
-            "or pass --stale-plan to run what still exists (new tests go to the last shard)"
+            f"the plan was made for {plan.revision}, not for {revision}; run disttest plan again, "
+            "or pass --stale-plan to run the tests that still exist (new tests go to the last shard)"
         )
 
 
@@ -372,7 +372,7 @@ def _plan(shards: Iterable[Shard], revision: str) -> Plan:
     made = tuple(shards)
     if len(made) > MATRIX_LIMIT:
         raise UsageError(
-            f"{len(made)} shards come out, and a matrix holds {MATRIX_LIMIT}: give fewer runners (or nodes) to --pool"
+            f"the plan has {len(made)} shards, but a matrix holds {MATRIX_LIMIT}; give fewer runners (or nodes) to --pool"
         )
     digest = hashlib.sha256(msgspec.json.encode((PLAN_VERSION, revision, made))).hexdigest()
     return Plan(plan_id=digest[:16], shards=made, revision=revision)
@@ -381,6 +381,4 @@ def _plan(shards: Iterable[Shard], revision: str) -> Plan:
 def _refuse_repeats(source: str, what: str, names: Iterable[object]) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise UsageError(
-            f"{source}: {what} {repeated[0]} stands in it twice; plans are not made by hand, run disttest plan again"
-        )
+        raise UsageError(f"{source} lists {what} {repeated[0]} twice; regenerate it with disttest plan")

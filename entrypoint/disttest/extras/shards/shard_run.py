@@ -35,7 +35,7 @@ def prepare_shard(request: RunRequest) -> RunRequest | None:
     asked = request.settings
     file, number = asked["plan"], asked["shard"]
     if (file is None) != (number is None):
-        raise UsageError("--plan FILE and --shard K go together")
+        raise UsageError("--plan FILE and --shard K must be given together")
     plan = read_plan(file)
     if plan is None:
         return None
@@ -76,7 +76,7 @@ def granted_options(asked: Any, grant: Grant, *, asked_nodes: bool) -> dict[str,
     """Return the cluster options that a shard sets, by field."""
     if asked_nodes and asked["nodes"] != grant.spread:
         raise UsageError(
-            f"--nodes {asked['nodes']}: the plan was made with --nodes {grant.spread}, and its tests are named for that"
+            f"--nodes {asked['nodes']} differs from the plan, which was made with --nodes {grant.spread}; leave it out"
         )
     return {
         "launcher": asked["launcher"] or grant.scheduler,

@@ -62,7 +62,7 @@ def find_shards(directories: Sequence[Path]) -> tuple[ShardSource, ...]:
     found: dict[Path, None] = {}
     for directory in directories:
         if not directory.is_dir():
-            raise UsageError(f"no directory {directory}: give the results directories of the shards")
+            raise UsageError(f"there is no directory {directory}; give the results directories of the shards")
         found.update(dict.fromkeys(_results_below(directory.resolve())))
     given = {directory.resolve() for directory in directories}
     firsts = ((_first(path), path) for path in found)
@@ -92,8 +92,8 @@ def refuse_repeats(sources: Sequence[ShardSource]) -> None:
         other = by_number.setdefault(source.number, source)
         if other is not source:
             raise UsageError(
-                f"shard {source.number} stands twice: {other.directory} and {source.directory}. If the second is a "
-                "re-run of the first, pass --reruns (the later run decides); else leave one out"
+                f"shard {source.number} has two results: {other.directory} and {source.directory}; "
+                "pass --reruns if the later one is a rerun, or leave one out"
             )
 
 
