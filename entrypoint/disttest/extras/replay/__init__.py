@@ -1,4 +1,5 @@
-"""Recordings: each rank keeps what it received, so that `disttest replay` can run it alone.
+"""Recordings: each rank records what it receives, so that `disttest replay` can run it alone.
 
-``in_rank`` records, ``in_world`` decides which recordings stay. Uses the observing layer, ``disttest.observe``.
+``in_rank`` records, and ``in_world`` decides which recordings are kept. The package builds on the observing layer,
+``disttest.observe``.
 """

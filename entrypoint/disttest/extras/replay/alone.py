@@ -1,7 +1,8 @@
-"""torch.distributed in a process that has no peers: groups of any size and stores without a server.
+"""torch.distributed in a process without peers: groups of any size, and stores without a server.
 
-A group's backend is gloo's own, which connects to a peer when it first speaks to it, so that all that the test can ask
-of it is as it was; calls never reach it. What calls it past its group would wait for peers, and is refused.
+The backend of a group is gloo, on a device that connects to a peer at its first message. Everything that a test can ask
+of the backend is therefore as in the recorded run, while calls never reach it. A direct call of the backend would wait
+for peers, so it is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ISSUING = (
 
 
 class _Store(_dist.HashStore):  # type: ignore[misc]
-    """Stands for a store of any kind; its answers are the recording's."""
+    """Replaces stores of any kind; its answers come from the recording."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class _Store(_dist.HashStore):  # type: ignore[misc]
 
 
 class _Gloo(type):
-    """The type of gloo's backend, whose instances connect to nobody until they are called."""
+    """Type of the gloo backend whose instances connect to no peer until they are called."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _real)
@@ -54,7 +55,9 @@ class _Gloo(type):
     def __call__(
         cls, _store: Any, rank: int, size: int, timeout: timedelta | None = None, **_named: Any
     ) -> Any:
-        # Rank and size are asked of the backend, from torch 2.15 on also by the group itself.
+        # Groups of torch 2.15 and later ask the backend for rank and size. torch's ``fake`` backend was tried: it has
+        # another
+        # name, and no sequence numbers.
         options = _real._Options()  # noqa: SLF001
         options._devices = [_real.create_device(hostname="127.0.0.1", lazy_init=True)]  # noqa: SLF001
         if timeout is not None:
@@ -66,7 +69,7 @@ _real: Any = getattr(c10d, "ProcessGroupGloo", None)
 
 
 class ProcessGroupGloo(metaclass=_Gloo):
-    """Stands for gloo's backend."""
+    """Replaces gloo's backend."""
 
 
 def _refuse(name: str) -> Any:
@@ -81,7 +84,7 @@ def _refuse(name: str) -> Any:
 
 @contextlib.contextmanager
 def without_peers() -> Iterator[None]:
-    """Inside, groups and stores are made without anybody else."""
+    """Within the context, groups and stores are made without peers."""
     with contextlib.ExitStack() as patches:
         for name in list(sys.modules):
             if name.startswith("torch.distributed") or name == "torch._C._distributed_c10d":
@@ -92,7 +95,7 @@ def without_peers() -> Iterator[None]:
 
 
 def _put(patches: contextlib.ExitStack, module: Any) -> None:
-    """Put the stand-ins into a module that has imported what they stand for."""
+    """Patch the replacements into a module that has imported the originals."""
     for name in (*_STORES, "ProcessGroupGloo"):
         found = vars(module).get(name)
         if found is not None and isinstance(found, type):

@@ -1,9 +1,9 @@
-"""What is in a rank that records: it notes each call, and what came of it before the rank can see it.
+"""Recorder inside a rank: record each call, and its result before the test can see it.
 
-A collective is done in a thread of its backend; its result is written down there, by a callback of its future, which
-comes before anything that the test could chain to it. Waits of Python are held until that is done. C++ (DDP's
-reducer) waits for the future itself, which wakes before callbacks run: it gets a handle that is done when ours is.
-Messages over gloo have no future; their results are written down when the rank has waited for them.
+A collective finishes in a thread of its backend. A callback of its future records the result there, before anything
+that the test could chain to it. Waits in Python are held until that is done. C++ code (DDP's reducer) waits for the
+future, which wakes it before callbacks run; it gets another handle, which is done after the callback. Messages over
+gloo have no future, so their results are recorded when the rank has waited for them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from disttest.observe.memory import bytes_of, can_be_kept
 _dist: Any = dist
 _c10d: Any = torch._C._distributed_c10d  # noqa: SLF001
 BACKENDS = frozenset({"gloo", "undefined", "cpu:gloo"})
-"""Backends whose results are complete when their futures are; ``undefined`` is torch's own choice, gloo on the CPU."""
+"""Backends whose results are complete when their futures are; ``undefined`` lets torch choose, gloo on the CPU."""
 _Key = tuple[RecordedSignature, str, int]
 
 
 class _Pending:
-    """A call whose result is not written down yet."""
+    """A call whose result is not recorded yet."""
 
     def __init__(self, number: int, call: Call, *, has_future: bool) -> None:
         self.number = number
@@ -57,14 +57,14 @@ class _Pending:
 
 
 class CallRecorder(Tool):
-    """Records one test; made when it begins, in the thread that runs it.
+    """Recorder of one test; made when the test begins, in the thread that runs it.
 
     Args:
-        path: of the recording.
-        head: its first record.
+        path: path of the recording.
+        head: first record of the file.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path, head: Head) -> None:
@@ -75,20 +75,20 @@ class CallRecorder(Tool):
         self._places: dict[_Key, int] = {}
         self._calls = 0
         self._pending: dict[int, _Pending] = {}
-        """By the number that the layer gives to calls."""
+        """Unfinished calls by the number that the observing layer gives them."""
         self._groups: dict[int, int] = {}
-        """Groups that are being made or destroyed: waits with the numbers of their calls."""
+        """Groups that are being made or destroyed: number of the wait -> number of the call."""
         if _dist.get_debug_level() == _dist.DebugLevel.DETAIL:
             self.note_unfit(
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a backend around each group's own, whose calls are not seen"
             )
 
     def note_unfit(self, reason: str) -> None:
-        """It cannot be replayed."""
+        """Record that the test cannot be replayed, and why."""
         self._writer.write(Unfit(reason))
 
     def close(self) -> None:
-        """The test is over."""
+        """Finish the recording at the end of the test."""
         for each in list(self._pending.values()):
             if not each.has_future and written_by(each.call):
                 self.note_unfit(
@@ -100,7 +100,7 @@ class CallRecorder(Tool):
     # --- calls of a process group
 
     def take(self, call: Call, run: Callable[[], Any]) -> Any:
-        """Note a call, and see to it that its result is noted."""
+        """Record a call, and arrange that its result is recorded."""
         number = self._note(of_call(call), call.site, call.thread, self._digest(call))
         if call.peer == ANY_SOURCE:
             self.note_unfit(
@@ -109,13 +109,14 @@ class CallRecorder(Tool):
         self._pending[call.n] = pending = _Pending(number, call, has_future=True)
         result = run()
         boxed = result[-1] if isinstance(result, tuple) and result else result
-        if not isinstance(boxed, torch.ScriptObject):  # it is done: monitored_barrier
+        if not isinstance(boxed, torch.ScriptObject):  # finished already, such as monitored_barrier
             self._keep(pending)
             return result
         future = _future(dist.Work.unbox(boxed))
         if future is None:
             pending.has_future = False
             return result
+        # Waiting in the call itself would serialise calls that the test issues in parallel.
         if not call.by_cpp:
             future.add_done_callback(lambda done: self._keep(pending) if _succeeded(done) else None)
             return result
@@ -125,17 +126,17 @@ class CallRecorder(Tool):
         return (*result[:-1], chained) if isinstance(result, tuple) else chained
 
     def on_error(self, call: Call, error: BaseException) -> None:
-        """The backend has refused a call."""
+        """Record that the backend refused a call."""
         if (pending := self._pending.get(call.n)) is not None:
             self._note_error(pending, error)
 
     def on_wait(self, wait: Wait) -> None:
-        """A group is being made or destroyed."""
+        """Record that a group is being made or destroyed."""
         if wait.kind is WaitKind.GROUP:
             self._groups[wait.n] = self._note(of_group(wait), wait.site, wait.thread, 0)
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
-        """The rank has waited for a call."""
+        """Record the result of a call that the rank has waited for."""
         if (group := self._groups.pop(wait.n, None)) is not None:
             self._writer.write(_raised(group, error) if error else StoreAnswered(group, None))
         pending = self._pending.get(wait.call.n) if wait.call else None
@@ -149,7 +150,7 @@ class CallRecorder(Tool):
             self._keep(pending)
 
     def on_group(self, group: Group, *, made: bool) -> None:
-        """A group whose backend is another one is not replayed."""
+        """Record that the test cannot be replayed if the group has another backend."""
         if made and group.backend not in BACKENDS:
             self.note_unfit(f"a group of it uses the backend {group.backend}, and gloo alone is replayed")
 
@@ -162,7 +163,7 @@ class CallRecorder(Tool):
         return digest_of_call(call, self._rank)
 
     def _keep(self, pending: _Pending) -> None:
-        """The result is there: write it down, once."""
+        """Record the result, once."""
         if self._pending.pop(pending.call.n, None) is None:
             return
         written = written_by(pending.call)
@@ -187,7 +188,7 @@ class CallRecorder(Tool):
     # --- calls of a store
 
     def take_store(self, call: StoreCall, run: Callable[[], Any]) -> Any:
-        """Note a call and its answer."""
+        """Record a call of a store and its answer."""
         number = self._note(of_store(call), call.site, call.thread, digest_of_store(call))
         try:
             value = run()
@@ -216,7 +217,7 @@ class CallRecorder(Tool):
 
 
 def _future(work: Any) -> Any:
-    """The future of a handle; None where the backend has none for it."""
+    """Return the future of a handle; None if the backend has none for it."""
     try:
         return work.get_future()
     except RuntimeError:
@@ -226,7 +227,7 @@ def _future(work: Any) -> Any:
 def _succeeded(done: Any) -> bool:
     try:
         done.value()
-    except Exception:  # noqa: BLE001  # whatever it is, the wait for it will tell
+    except Exception:  # noqa: BLE001  # the wait for the call reports the error
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""What ``disttest replay`` does: finds the recording, and starts pytest with that one test."""
+"""Run of ``disttest replay``: find the recording, and start pytest with that one test."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from disttest.runtime.supervisor.run_supervisor import plugin_arguments, suite_a
 
 
 def run_replay(words: Sequence[str], rank: int, pytest_args: Sequence[str]) -> int:
-    """Be that rank once more; the exit code of its process, as a shell has it.
+    """Run a recorded rank again. Return the exit code of its process as a shell does.
 
     Args:
         words: a results directory, a part of a test's id, or both in this order.
-        rank: of the recorded world.
-        pytest_args: what is for pytest.
+        rank: rank of the recorded world.
+        pytest_args: further arguments for pytest.
 
     Raises:
-        UsageError: no such recording is there, or it cannot be replayed.
+        UsageError: there is no such recording, or it cannot be replayed.
     """
     results_dir, text = find_run(words)
     run = fold(read_events(results_dir / FILE_NAME))
@@ -40,6 +40,7 @@ def run_replay(words: Sequence[str], rank: int, pytest_args: Sequence[str]) -> i
     recording = read_recording(path)
     _check(recording, path, outcome.test.nodeid, record)
     expected = RecordedOutcome(recording=str(path), outcome=record.outcome, message=record.message)
+    # A replay is pytest in this terminal: a world would supervise a process that the user wants to stop and inspect.
     command = _command(outcome, run, recording, expected, pytest_args)
     variables = {**environment(), "PYTHONHASHSEED": recording.head.environment.get("PYTHONHASHSEED", "")}
     ended = subprocess.run(command, env=variables, cwd=run.invocation.cwd or None, check=False)
@@ -47,10 +48,10 @@ def run_replay(words: Sequence[str], rank: int, pytest_args: Sequence[str]) -> i
 
 
 def _the_test(run: RunResult, text: str) -> TestOutcome:
-    """The one test that is meant.
+    """Find the test that the text selects.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: the text selects none or several.
     """
     found = select(run, text) if text else run.tests
     exact = [each for each in found if each.test.nodeid == text]
@@ -61,10 +62,10 @@ def _the_test(run: RunResult, text: str) -> TestOutcome:
 
 
 def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, RankRecord]:
-    """The recording of the last attempt that has one.
+    """Return the recording of the last attempt that has one.
 
     Raises:
-        UsageError: none has.
+        UsageError: no attempt has a recording of the rank.
     """
     for result in reversed(outcome.attempts):
         for record in result.ranks:
@@ -83,10 +84,10 @@ def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, R
 
 
 def _check(recording: Recording, path: Path, nodeid: str, record: RankRecord) -> None:
-    """Refuse what would be replayed wrongly.
+    """Refuse a recording that would be replayed wrongly.
 
     Raises:
-        UsageError: it is another test's, not whole, or cannot be replayed.
+        UsageError: it belongs to another test, is incomplete, or cannot be replayed.
     """
     head = recording.head
     if (head.nodeid, head.rank) != (nodeid, record.rank):

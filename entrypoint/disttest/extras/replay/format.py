@@ -1,7 +1,7 @@
-"""The file of a recording: one line that says what it is, then records of msgpack, each behind its length.
+"""File format of a recording: a line that names the format, then records in msgpack, each after its length.
 
-Records are written one by one, as what they tell happens: whatever ends the rank, the file tells of all before. It may
-come from anywhere, and is read as data: nothing in it is run, and no size in it is believed.
+Records are written one by one as things happen, so the file is complete up to the point at which the rank ended. A file
+may come from anywhere and is read as data: nothing in it is run, and no size in it is trusted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from disttest.safe_open import read_input
 
 SUFFIX = ".recording"
 MAGIC = b"disttest recording 1\n"
-"""The number changes with whatever a reader of before would misread."""
+"""The number changes when a reader of the previous version would misread the file."""
 _LENGTH = struct.Struct("<I")
 _LIMIT = 1 << 30
-"""Bytes of one file; a rank that receives more is not replayed."""
+"""Largest file in bytes; a rank that receives more cannot be replayed."""
 
 
 class RecordedSignature(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a rank calls, but for values; of a store's method or a group that is made only ``op`` and ``keys``."""
+    """A call without its values. Methods of stores and groups being made have only ``op`` and ``keys``."""
 
     op: str
     group: str = ""
@@ -43,26 +43,26 @@ class RecordedSignature(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
-    """A record; what is written most often has the fewest bytes."""
+    """A record of the file; an array, so that frequent records take few bytes."""
 
 
 class Head(_Record, tag=0, frozen=True, kw_only=True):
-    """Whose recording it is, and in what surroundings the rank ran."""
+    """The recorded rank and its environment."""
 
     nodeid: str
     rank: int
     shape: WorldShape
     seed: int
-    """That of the rank's random generators when the test began."""
+    """Seed of the rank's random generators at the beginning of the test."""
     environment: dict[str, str]
-    """What its world told it: torchrun's variables."""
+    """Variables that the world passed to the rank: those of torchrun."""
     torch: str
     generation: int
-    """How many tests its world had run before."""
+    """Number of tests that the world had run before."""
 
 
 class CallSite(_Record, tag=1, frozen=True):
-    """A kind of call from one line, numbered from 0 in the order of these records."""
+    """A kind of call at one source line, numbered from 0 in the order of these records."""
 
     signature: RecordedSignature
     file: str
@@ -74,29 +74,29 @@ class CallSite(_Record, tag=1, frozen=True):
 
 
 class Called(_Record, tag=2, frozen=True):
-    """The rank has called; calls are numbered from 0 in the order of these records."""
+    """The rank issued a call; calls are numbered from 0 in the order of these records."""
 
     place: int
     digest: int
-    """CRC-32 of what it handed over."""
+    """CRC-32 of the values that the rank handed over."""
 
 
 class Filled(_Record, tag=3, frozen=True):
-    """A call is done, and what it has written into tensors, one after the other."""
+    """A call finished; ``body`` holds the tensors that it wrote, one after the other."""
 
     call: int
     body: memoryview
 
 
 class StoreAnswered(_Record, tag=4, frozen=True):
-    """A store has answered."""
+    """A store answered."""
 
     call: int
     value: Any
 
 
 class Raised(_Record, tag=5, frozen=True):
-    """A call, or the wait for it, has raised."""
+    """A call, or the wait for it, raised."""
 
     call: int
     kind: str
@@ -104,13 +104,13 @@ class Raised(_Record, tag=5, frozen=True):
 
 
 class Unfit(_Record, tag=6, frozen=True):
-    """Why this cannot be replayed."""
+    """Reason why the recording cannot be replayed."""
 
     reason: str
 
 
 class Completed(_Record, tag=7, frozen=True):
-    """The rank has done the test to its end; it is missing where the rank was ended."""
+    """The rank finished the test; missing if the rank was ended."""
 
 
 Record = Head | CallSite | Called | Filled | StoreAnswered | Raised | Unfit | Completed
@@ -119,7 +119,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def describe(signature: RecordedSignature) -> str:
-    """A call in a few words."""
+    """Describe a call in a few words."""
     words = signature.op
     if signature.group:
         words += f" of group {signature.group}"
@@ -136,13 +136,13 @@ def describe(signature: RecordedSignature) -> str:
 
 
 class Writer:
-    """Writes a recording; usable from any thread, since each record is one write.
+    """Writer of a recording. Any thread may use it, since each record is one write.
 
     Args:
-        path: must not exist; its folder need not.
+        path: path of a file that does not exist; its folder is made if needed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,7 +153,7 @@ class Writer:
         self.is_full = False
 
     def write(self, record: Record) -> None:
-        """Append a record; beyond the limit only the note that there was more."""
+        """Append a record; beyond the limit, append only the reason why the recording is unusable."""
         if self._fd < 0 or self.is_full:
             return
         data = _encoder.encode(record)
@@ -163,18 +163,18 @@ class Writer:
         data = _LENGTH.pack(len(data)) + data
         self._size += len(data)
         written = os.write(self._fd, data)
-        while written < len(data):  # a signal or a full disk; the latter raises now
+        while written < len(data):  # cut short by a signal or a full disk; the latter raises now
             written += os.write(self._fd, data[written:])
 
     def close(self) -> None:
-        """No more is written."""
+        """Close the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 class Recording(Frozen):
-    """What a file holds."""
+    """Content of a recording."""
 
     head: Head
     places: tuple[CallSite, ...]
@@ -184,22 +184,22 @@ class Recording(Frozen):
     errors: dict[int, Raised]
     unfit: tuple[str, ...]
     is_whole: bool
-    """Whether the rank did the test to its end."""
+    """Whether the rank finished the test."""
 
     def place(self, call: int) -> CallSite:
-        """What was called, and where."""
+        """Return the kind and place of a call."""
         return self.places[self.calls[call].place]
 
     def is_open(self, call: int) -> bool:
-        """Whether nothing came of it."""
+        """Whether the call never finished."""
         return call not in self.filled and call not in self.answers and call not in self.errors
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a file.
+    """Read a recording.
 
     Raises:
-        UsageError: it is no recording, of another version, or not whole.
+        UsageError: the file is not a recording, has another version, or is incomplete.
     """
     try:
         data = read_input(path)
@@ -233,7 +233,7 @@ def _records(data: memoryview) -> Iterator[Record]:
 def _fold(records: Sequence[Record]) -> Recording:
     head, *rest = records
     if not isinstance(head, Head):
-        raise ValueError("it does not begin with its head")  # a file is wrong, not a type
+        raise ValueError("it does not begin with its head")  # ValueError, not TypeError: the file is wrong
     by_type: dict[type, list[Any]] = {}
     for record in rest:
         by_type.setdefault(type(record), []).append(record)

@@ -1,4 +1,4 @@
-"""The hooks of recordings."""
+"""Hooks of recordings."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--record``, and those of ``disttest replay``."""
+    """Option ``--record``, and the options of ``disttest replay``."""
     return OPTIONS
 
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest replay``."""
+    """Add ``disttest replay``."""
     from disttest.extras.replay.command import replay
 
     group.add_command(replay)
@@ -40,7 +40,7 @@ def disttest_addcommands(group: click.Group) -> None:
 
 @hookimpl(trylast=True)
 def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
-    """Refuse recordings of values that are masked; record nothing on nodes, where a recording would stay."""
+    """Refuse ``--record`` with masked values, and switch it off on nodes, where a recording would be out of reach."""
     if RECORD.of(request.options) is RecordRule.OFF:
         return None
     if request.options.mask:
@@ -49,14 +49,14 @@ def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
         return None
     from disttest.cli.words import warn
 
-    # It may be a project's setting, so it is no mistake.
+    # Not an error: the option may come from the project's settings.
     warn(f"ranks on nodes are not recorded: --record has no effect with {request.place.option}")
     return request.with_option(RECORD, str(RecordRule.OFF))
 
 
 @hookimpl
 def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> Mapping[str, str]:
-    """The command that replays one of its ranks."""
+    """Add the command that replays one of its ranks."""
     from disttest.extras.replay.recorded import replay_command
 
     command = replay_command(test, result, run)
@@ -65,7 +65,7 @@ def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> M
 
 @hookimpl
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Version 0.1 wrote the recorded ranks beside the fields of the core."""
+    """Move the recorded ranks from where version 0.1 wrote them."""
     from disttest.extras.replay.recorded import move_recorded
 
     return {"recorded": move_recorded}
@@ -73,7 +73,7 @@ def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
 
 @hookimpl
 def disttest_needs_new_ranks(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str | None:
-    """A recording begins with the life of its rank."""
+    """Require new ranks: a recording has to include the fixtures and groups of earlier tests."""
     if RECORD.of(options) is RecordRule.OFF:
         return None
     from disttest.extras.replay.unrecorded import why_unrecorded
@@ -85,26 +85,26 @@ def disttest_needs_new_ranks(world: WorldShape | None, kind: WorldKind, options:
 
 @hookimpl
 def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> Sequence[str]:
-    """Tests of which nothing is recorded."""
+    """Note the tests that are not recorded."""
     from disttest.extras.replay.unrecorded import unrecorded
 
     return unrecorded(tests, options)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The recording that the command replays."""
+    """Add the option by which the command passes the recording."""
     parser.getgroup("disttest").addoption("--disttest-replay", dest="disttest_replay", help=argparse.SUPPRESS)
 
 
 @hookimpl
 def disttest_leaves_tests(config: pytest.Config) -> bool | None:
-    """In the process of ``disttest replay``, which is the rank of a recording."""
+    """Leave the tests to this plugin in the process of ``disttest replay``."""
     return bool(config.getoption("disttest_replay")) or None
 
 
 @hookimpl
 def disttest_run_session(session: pytest.Session) -> bool | None:
-    """Be the rank of a recording."""
+    """Run the test of the recording in place of the session."""
     told = session.config.getoption("disttest_replay")
     if not told:
         return None
@@ -116,14 +116,14 @@ def disttest_run_session(session: pytest.Session) -> bool | None:
 
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the recorder, which imports no torch."""
+    """Import the recorder, which does not import torch."""
     del config
     from disttest.extras.replay import in_rank, in_world  # noqa: F401
 
 
 @hookimpl
 def disttest_rank_configure(rank: Rank) -> None:
-    """Start the recorder, if the run wants one."""
+    """Start the recorder if the run wants one."""
     if RECORD.of(rank.settings) is not RecordRule.OFF and not (rank.spans_nodes or rank.is_launched):
         from disttest.extras.replay.in_rank import RankRecording
 
@@ -132,7 +132,7 @@ def disttest_rank_configure(rank: Rank) -> None:
 
 @hookimpl(wrapper=True, tryfirst=True)
 def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
-    """Decide whether the recordings stay, when it is known how the test ended."""
+    """Decide whether to keep the recordings, once the outcome of the test is known."""
     result = yield
     rule = RECORD.of(attempt.settings)
     if rule is RecordRule.OFF:

@@ -1,4 +1,4 @@
-"""The recording of a rank: a file beside its log, from the beginning of its test to the end."""
+"""Recording of a rank: a file next to its log, from the beginning of the test to its end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 
 class RankRecording:
-    """Of one test after another; it is made before it is noted what torch looks like.
+    """Recordings of one test after another.
+
+    Made before the state of torch is captured, since it replaces functions of torch.
 
     Args:
-        spec: of this rank.
+        spec: the rank.
     """
 
     def __init__(self, spec: RankSpec) -> None:
@@ -36,7 +38,7 @@ class RankRecording:
 
     @hookimpl(wrapper=True)
     def disttest_rank_test(self, test: RankTest) -> Generator[None, bool, bool]:
-        """Record a test, its random generators seeded."""
+        """Record a test, with its random generators seeded."""
         self._begin(test)
         result = yield
         if self._recorder is not None:
@@ -70,7 +72,7 @@ class RankRecording:
         )
 
     def _watch_rpc(self) -> None:
-        """The layer does not see remote calls: who starts an agent cannot be replayed."""
+        """Note the use of RPC: the observing layer does not see remote calls, so the test cannot be replayed."""
         from torch.distributed.rpc import backend_registry
 
         original: Any = backend_registry.init_backend
@@ -80,6 +82,7 @@ class RankRecording:
                 self._recorder.note_unfit("it uses RPC, and remote calls are not recorded")
             return original(*arguments, **named)
 
+        # torch.distributed.rpc looks this function up each time an agent starts.
         backend_registry.init_backend = init_backend
 
 

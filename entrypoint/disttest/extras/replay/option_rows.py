@@ -1,4 +1,4 @@
-"""``--record``, and the options of ``disttest replay``."""
+"""Option ``--record``, and the options of ``disttest replay``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from disttest.options.values import WHOLE, Type, member_of
 
 
 class RecordRule(StrEnum):
-    """The tests of which each rank's recording is kept, for ``disttest replay``."""
+    """Tests whose recordings are kept for ``disttest replay``."""
 
     OFF = "off"
     FAILURES = "failures"

@@ -1,7 +1,7 @@
-"""What is in a rank that is replayed: it gives back what was recorded, call by call, and stops where the rank does another thing.
+"""Player inside a replayed rank: return the recorded results call by call, and stop if the rank deviates.
 
-Nothing is sent. A call has to be the one that was recorded at its place: the same operation, group, ranks, dtypes and
-shapes. The values that the rank hands over are compared too; where they are others, it goes on, and that is said.
+Nothing is sent. Each call has to match the recorded one at its position: the same operation, group, ranks, dtypes and
+shapes. The values that the rank hands over are compared too; if they differ, the replay continues and reports it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _OF_CALLS = frozenset({WaitKind.WORK, WaitKind.FUTURE, WaitKind.TENSOR, WaitKind
 
 
 class ReplayStopped(BaseException):
-    """The replay cannot go on; no exception of the test's, so that the test does not handle it."""
+    """The replay cannot continue. A BaseException, so that the test does not handle it."""
 
 
 class RecordingEnded(ReplayStopped):
-    """The recorded rank has come no further: it hung there, or was ended."""
+    """The recorded rank got no further: it hung there, or was ended."""
 
 
 class Diverged(ReplayStopped):
-    """The rank has done something else than what was recorded."""
+    """The rank did something other than recorded."""
 
 
 class Player(Tool):
-    """Replays one test; made in the thread that runs it.
+    """Player of one test; made in the thread that runs it.
 
     Args:
-        recording: of the rank that this process is.
+        recording: recording of the rank that this process replays.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -56,21 +56,21 @@ class Player(Tool):
         self._thread = threading.get_ident()
         self._next = 0
         self._open: dict[int, int] = {}
-        """Calls of which nothing came, or an error: the layer's numbers with those of the recording."""
+        """Calls that never finished or raised: number of the observing layer -> number in the recording."""
         self.stopped: ReplayStopped | None = None
         self.other_values = ""
-        """Where the rank first handed over other values than recorded."""
+        """Place where the rank first handed over other values than recorded."""
 
     @property
     def calls(self) -> int:
-        """How many the rank has made."""
+        """Number of calls that the rank has made."""
         return self._next
 
     def close(self) -> None:
-        """The test is over.
+        """Finish the replay at the end of the test.
 
         Raises:
-            Diverged: more was recorded.
+            Diverged: the recording has more calls.
         """
         recording = self._recording
         if self.stopped is None and self._next < len(recording.calls):
@@ -84,7 +84,7 @@ class Player(Tool):
     # --- calls of a process group
 
     def take(self, call: Call, run: Callable[[], Any]) -> Any:
-        """Give back what was recorded for a call, without handing it to its backend."""
+        """Return the recorded result of a call, without handing the call to its backend."""
         __tracebackhide__ = True
         del run
         number = self._match(
@@ -100,14 +100,14 @@ class Player(Tool):
             except ValueError as wrong:
                 raise self._stop(Diverged(f"call {number + 1}, {recording.place(number)}: {wrong}")) from None
             future.set_result(list(tensors))
-        elif call.by_cpp or call.op == "monitored_barrier":  # nobody in Python waits for it
+        elif call.by_cpp or call.op == "monitored_barrier":  # no wait in Python would raise it
             raise _exception(error) if error else self._ended(number)
         else:
             self._open[call.n] = number
         return _returned(call, future)
 
     def on_wait(self, wait: Wait) -> None:
-        """The rank waits: for what never came, that is as far as it got."""
+        """Raise the recorded error, or stop the replay if the recorded rank waited here forever."""
         __tracebackhide__ = True
         if wait.kind is WaitKind.GROUP:
             self._make_group(wait)
@@ -129,7 +129,7 @@ class Player(Tool):
     # --- calls of a store
 
     def take_store(self, call: StoreCall, run: Callable[[], Any]) -> Any:
-        """Give back what a store has answered."""
+        """Return the recorded answer of a store."""
         __tracebackhide__ = True
         del run
         number = self._match(of_store(call), call.site, call.thread, digest_of_store(call))
@@ -142,7 +142,7 @@ class Player(Tool):
     # --- all of them
 
     def _match(self, called: RecordedSignature, site: Site, thread: int, digest: int) -> int:
-        """The number of the call in the recording."""
+        """Return the number of the matching call in the recording."""
         __tracebackhide__ = True
         if self.stopped is not None:
             raise self.stopped
@@ -178,7 +178,7 @@ class Player(Tool):
 
 
 def _returned(call: Call, future: Any) -> Any:
-    """What the operation of ``c10d`` returns: its tensors, which nobody reads, and the handle."""
+    """Return the result of the ``c10d`` operation: its tensors, which no caller reads, and the handle."""
     work = _c10d._create_work_from_future(future).boxed()  # noqa: SLF001
     types = [str(each.type) for each in getattr(torch.ops.c10d, _FULL_NAMES[call.op]).default._schema.returns]  # noqa: SLF001
     if not types:
@@ -198,11 +198,11 @@ def _shaped(type_: str, tensors: list[torch.Tensor]) -> Any:
 
 
 def _exception(raised: Raised) -> BaseException:
-    """What was recorded, as the type that it had, if that is Python's or torch's."""
+    """Rebuild the recorded exception with its type, if that is one of Python's or torch's."""
     kind = getattr(builtins, raised.kind, None) or getattr(dist, raised.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         kind = RuntimeError
     try:
         return kind(raised.message)
-    except TypeError:  # UnicodeDecodeError and its like want more
+    except TypeError:  # UnicodeDecodeError and others take more arguments
         return RuntimeError(raised.message)

@@ -1,4 +1,4 @@
-"""The ranks of a test whose recording was kept, and the command that replays one of them. Pure."""
+"""Ranks whose recording was kept, and the command that replays one of them. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from disttest.results.findings import with_section
 from disttest.results.repeat import Run, quote
 
 NAME = "replay"
-"""Of the plugin."""
+"""Name of the plugin."""
 
 
 def with_recorded(result: TestResult, ranks: tuple[int, ...]) -> TestResult:
@@ -24,7 +24,7 @@ def recorded_ranks(result: TestResult) -> tuple[int, ...]:
 
 
 def replay_command(test: TestCase, result: TestResult, run: Run) -> str:
-    """The command that runs the culprit alone, else the first rank; empty where no recording of it was kept."""
+    """Return the command that replays the culprit, or the first recorded rank; empty if no recording was kept."""
     recorded = recorded_ranks(result)
     if not recorded:
         return ""
@@ -35,7 +35,7 @@ def replay_command(test: TestCase, result: TestResult, run: Run) -> str:
 
 
 def move_recorded(event: dict[str, Any]) -> None:
-    """Give an event of version 0.1, which had the ranks beside the fields of the core, its present form."""
+    """Move the recorded ranks of an event of version 0.1, which had them next to the fields of the core."""
     result = event.get("result")
     if isinstance(result, dict) and (ranks := result.pop("recorded", None)):
         result.setdefault("sections", {})[NAME] = {"data": ranks}

@@ -1,4 +1,4 @@
-"""What a replay came to, beside what was recorded."""
+"""Compare the outcome of a replay with the recorded one."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ _FILES = "what peers write into files is not recorded"
 
 
 class RecordedOutcome(Frozen):
-    """What a replay is told: which recording, and what the rank came to."""
+    """The recording to replay and the recorded outcome of the rank."""
 
     recording: str
-    """Absolute path."""
+    """Absolute path of the recording."""
     outcome: Outcome | None
-    """None: the rank was ended, or died, before it could tell."""
+    """None: the rank was ended, or died, before it reported."""
     message: str
 
 
 class Replayed(Frozen):
-    """What the rank came to here."""
+    """Outcome of the replayed rank."""
 
     outcome: Outcome
     message: str
     calls: int
     ended: str = ""
-    """Where the recording ended, if the rank wanted more of it."""
+    """Call at which the recording ended, if the rank issued more."""
     diverged: str = ""
-    """What the rank did that was not recorded."""
+    """Action of the rank that was not recorded."""
     other_values: str = ""
     """The first call with other values than recorded."""
 
 
 class Verdict(Frozen):
-    """Whether the replay is what was recorded."""
+    """Whether the replay matches the recording."""
 
     words: str
     is_same: bool
 
     @property
     def exit_code(self) -> int:
-        """Of the command."""
+        """Exit code of the command."""
         return ExitCode.PASSED if self.is_same else ExitCode.FAILED
 
 
 def judge(expected: RecordedOutcome, seen: Replayed) -> Verdict:
-    """Compare."""
+    """Compare the outcomes."""
     verdict = _compare(expected, seen)
     if not seen.other_values:
         return verdict

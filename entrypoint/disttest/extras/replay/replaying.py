@@ -1,6 +1,6 @@
-"""A rank that is alone: it runs one test in this very process, and what its peers had sent comes from a recording.
+"""Replay of one rank: run its test in this process, with the data of its peers taken from a recording.
 
-pytest runs the test as any other one, so that its debugger, its terminal and its reports are there.
+pytest runs the test like any other, so its debugger, terminal and reports work.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def replay_session(session: pytest.Session, told: str) -> None:
     """Run the test of a recording as an ordinary process does.
 
     Args:
-        session: that has collected the test.
+        session: session that has collected the test.
         told: the recording and its outcome, as JSON.
     """
-    # Whatever kept this process fit to be forked is over.
+    # This process forks nothing from here on, so threads and CUDA are allowed.
     allow_threads()
     use_cuda_freely()
     replay_rank(session, msgspec.json.decode(told, type=RecordedOutcome))
@@ -47,8 +47,8 @@ def replay_rank(session: pytest.Session, expected: RecordedOutcome) -> None:
     """Run the test of a recording.
 
     Args:
-        session: that has collected the test.
-        expected: which recording, and what it came to.
+        session: session that has collected the test.
+        expected: the recording and its outcome.
     """
     from disttest.extras.replay.alone import without_peers
     from disttest.extras.replay.player import Diverged, Player
@@ -70,11 +70,11 @@ def replay_rank(session: pytest.Session, expected: RecordedOutcome) -> None:
     try:
         player.close()
     except Diverged:
-        return  # the player knows
+        return  # reported by the player
 
 
 def _become(head: Head, scratch: Path) -> None:
-    """Be the rank that was recorded, as it was when its test began."""
+    """Restore the environment of the recorded rank as it was when its test began."""
     import torch
 
     add_to_environment(head.environment)
@@ -101,7 +101,7 @@ def _world(head: Head, scratch: Path) -> World:
 
 
 class _Report:
-    """The pytest plugin that tells what the replay came to."""
+    """A pytest plugin that reports the outcome of the replay."""
 
     def __init__(self, expected: RecordedOutcome, recording: Recording, player: Player) -> None:
         self._expected = expected
@@ -110,17 +110,17 @@ class _Report:
         self._reports: list[pytest.TestReport] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A phase is over."""
+        """Collect the report of a phase."""
         self._reports.append(report)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """The exit code says whether the replay was what was recorded, not whether the test passed."""
+        """Exit with 0 if the replay matches the recording, whether or not the test passed."""
         session.exitstatus = judge(self._expected, self._seen()).exit_code
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
-        """Tell it."""
+        """Print the verdict."""
         head, verdict = self._recording.head, judge(self._expected, self._seen())
         terminalreporter.section(f"replay of rank {head.rank} of {head.shape.size}", sep="=", bold=True)
         terminalreporter.write_line(verdict.words, green=verdict.is_same, red=not verdict.is_same)

@@ -1,4 +1,4 @@
-"""Calls as recorder and player compare them."""
+"""Signatures of calls, by which recorder and player compare them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FIRST_IS_KEY = frozenset(
 
 
 def written_by(call: Call) -> tuple[torch.Tensor, ...]:
-    """The tensors that a call writes into."""
+    """Return the tensors that a call writes into."""
     return call.inputs if call.op in IN_PLACE else call.outputs
 
 
 def of_call(call: Call) -> RecordedSignature:
-    """Of a collective or a message."""
+    """Return the signature of a collective or a message."""
     return RecordedSignature(
         op=call.op,
         group=call.group.description or call.group.name,
@@ -39,12 +39,12 @@ def of_call(call: Call) -> RecordedSignature:
 
 
 def of_group(wait: Wait) -> RecordedSignature:
-    """Of a group that is being made or destroyed."""
+    """Return the signature of making or destroying a group."""
     return RecordedSignature(op=MAKE if wait.ranks else DESTROY, ranks=wait.ranks)
 
 
 def of_store(call: StoreCall) -> RecordedSignature:
-    """Of a call of a store's method."""
+    """Return the signature of a method call on a store."""
     first = call.arguments[0] if call.arguments else ()
     keys = (first,) if call.op in _FIRST_IS_KEY or isinstance(first, str) else first
     return RecordedSignature(
@@ -54,10 +54,10 @@ def of_store(call: StoreCall) -> RecordedSignature:
 
 
 def digest_of_store(call: StoreCall) -> int:
-    """CRC-32 of the numbers among its arguments: values that are text may be pickles, which hold addresses."""
+    """Return the CRC-32 of the numeric arguments. Text may be a pickle, which contains addresses."""
     return zlib.crc32(repr([each for each in call.arguments if isinstance(each, int)]).encode())
 
 
 def digest_of_call(call: Call, rank: int) -> int:
-    """CRC-32 of the values that a rank hands over, but for bytes: those may be pickles, which hold addresses."""
+    """Return the CRC-32 of the values that a rank hands over, except bytes, which may be pickles with addresses."""
     return digest_of([each for each in call.read_in(rank) if each.dtype is not torch.uint8])

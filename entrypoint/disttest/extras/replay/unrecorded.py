@@ -1,4 +1,4 @@
-"""Tests of which ``--record`` keeps nothing; a line says so when the run begins, not when a recording is looked for."""
+"""Find the tests that ``--record`` does not record, so that the run can say so at its beginning."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from disttest.planning.backends import CPU
 
 
 def why_unrecorded(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str:
-    """Which tests it is one of that cannot be recorded, in words; empty where its ranks can be.
+    """Describe the kind of tests that cannot be recorded to which this one belongs; empty if its ranks can be recorded.
 
     Args:
-        world: that the test runs in.
-        kind: how it meets its ranks.
-        options: of the run.
+        world: world of the test.
+        kind: how the test gets its ranks.
+        options: options of the run.
     """
     if world is None or kind is WorldKind.PROCESS:
         return "without ranks"
@@ -30,11 +30,11 @@ def why_unrecorded(world: WorldShape | None, kind: WorldKind, options: RunOption
 
 
 def unrecorded(tests: Iterable[TestCase], options: RunOptions) -> list[str]:
-    """What is to be said before a run that records: how many tests leave no recording, and why.
+    """Return notes on how many tests leave no recording, and why.
 
     Args:
-        tests: of the run; those without ranks are not counted.
-        options: of the run.
+        tests: tests of the run; those without ranks are not counted.
+        options: options of the run.
     """
     if RECORD.of(options) is RecordRule.OFF:
         return []

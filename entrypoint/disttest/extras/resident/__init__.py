@@ -1,1 +1,1 @@
-"""The resident parent: a process that has imported torch, pytest and the plugin, and whose forks are runs."""
+"""Resident parent: a process that has imported torch, pytest and the plugin, and whose forks are runs."""

@@ -1,7 +1,6 @@
-"""A command that has a fork of the resident parent run in its place: hands over what it was given, and waits.
+"""Client of the resident parent: let a fork of it run the command, pass signals on, and wait for its end.
 
-Signals that reach it are passed on, its end is the run's end, and its death is told to the run as a hang-up. Where no
-parent can be had, the command runs by itself.
+If this process dies, the run gets SIGHUP. If no parent is available, the command runs in this process.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from disttest.runtime.supervisor.reaper import MARK_VARIABLE, NO_MARK
 
 Tell = Callable[[str], None]
 _ATTEMPTS = 2
-"""With the parent that is there, and with a new one."""
+"""One attempt with the existing parent, and one with a new one."""
 _STOPPED = ("T", "t")
 """States of a process that SIGSTOP or a debugger holds."""
 
@@ -49,24 +48,24 @@ class _Connection(Frozen):
 
     line: int
     socket_id: tuple[int, int]
-    """The file of its socket: whether it is still the same parent's."""
+    """Device and inode of the parent's socket: they identify the parent."""
     is_new: bool
 
 
 def run_resident(
     argv: Sequence[str], environ: Mapping[str, str], terms: ForkTerms, *, signals: NotedSignals, tell: Tell
 ) -> int | None:
-    """Have a fork of the parent of this folder run the command.
+    """Let a fork of the parent of this folder run the command.
 
     Args:
         argv: arguments of the command.
-        environ: its environment.
-        terms: of the run.
-        signals: those that cancel the run.
-        tell: says a line to the user.
+        environ: environment of the command.
+        terms: requirements of the run.
+        signals: signals that cancel the run.
+        tell: prints a line for the user.
 
     Returns:
-        The exit code of the command; None where no parent can run it, which was told.
+        The exit code of the command; None if no parent can run it, for a reason that was printed.
 
     Raises:
         UsageError: the folder of the parents is not private.
@@ -103,7 +102,7 @@ def run_resident(
 
 
 def ask_status(endpoint: ParentEndpoint) -> Status | None:
-    """How the parent at an endpoint is; None where it does not say."""
+    """Ask the parent at an endpoint for its status; None if it does not answer."""
     with endpoint.locked():
         line = _connect(endpoint)
     if line is None:
@@ -118,18 +117,18 @@ def ask_status(endpoint: ParentEndpoint) -> Status | None:
 
 
 def stop(endpoint: ParentEndpoint) -> int | None:
-    """End the parent at an endpoint, and leave nothing of it; its pid, if there was one. Runs that have begun go on."""
+    """End the parent at an endpoint, and remove its files. Return its pid, if there was one. Its runs continue."""
     with endpoint.locked():
         return _end_parent(endpoint)
 
 
 def _end_parent(endpoint: ParentEndpoint) -> int | None:
-    """The same where the lock is held, which is nobody's afterwards."""
+    """End the parent; the lock is held, and is released by removing its file."""
     process = endpoint.parent()
     if process is not None:
         with contextlib.suppress(ProcessLookupError):
             parent = Child(process.pid)
-            if endpoint.parent() == process:  # and not a new process with its pid
+            if endpoint.parent() == process:  # the pid was not reused meanwhile
                 signal.pidfd_send_signal(parent.fileno(), signal.SIGKILL)
                 parent.has_ended(within_s=KILL_S)
             parent.close()
@@ -138,7 +137,7 @@ def _end_parent(endpoint: ParentEndpoint) -> int | None:
 
 
 def _end_stopped(endpoint: ParentEndpoint, tell: Tell) -> None:
-    """End a parent that was stopped: it would take the request, and not answer."""
+    """End a parent that was stopped: it would accept the request and never answer."""
     with endpoint.locked():
         process = endpoint.parent()
         if process is not None and process_state(process.pid) in _STOPPED:
@@ -163,7 +162,7 @@ def _open(endpoint: ParentEndpoint, variables: Mapping[str, str], tell: Tell) ->
 
 
 def _connect(endpoint: ParentEndpoint) -> socket.socket | None:
-    """A connection to the parent at an endpoint; None where nobody listens. The lock is held."""
+    """Connect to the parent at an endpoint; None if no process listens. The lock is held."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with short(str(endpoint.socket)) as path:
@@ -175,7 +174,7 @@ def _connect(endpoint: ParentEndpoint) -> socket.socket | None:
 
 
 def _start(endpoint: ParentEndpoint, variables: Mapping[str, str]) -> None:
-    """Start a parent that listens from the first moment on. The lock is held."""
+    """Start a parent that listens before it imports anything, so that no client retries. The lock is held."""
     endpoint.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with listener:
@@ -196,13 +195,14 @@ def _start(endpoint: ParentEndpoint, variables: Mapping[str, str]) -> None:
             endpoint.enter(identity_of(parent.pid))
             leave(0)
 
-        between = fork_child(spawn)  # whose end hands the parent to init: it is nobody's child
+        between = fork_child(spawn)
+        # The end of the process in between hands the parent to init, so that it is not a child of the command.
         between.wait(KILL_S)
         between.close()
 
 
 def _give_up(endpoint: ParentEndpoint, connection: _Connection) -> None:
-    """End a parent that is not fit, unless another one is there by now."""
+    """End an unfit parent, unless another one has replaced it."""
     with endpoint.locked(), contextlib.suppress(FileNotFoundError):
         facts = endpoint.socket.stat()
         if (facts.st_dev, facts.st_ino) == connection.socket_id:
@@ -219,7 +219,7 @@ def _last_words(endpoint: ParentEndpoint) -> str:
 def _ask(
     line: socket.socket, run: ForkRequest, descriptors: Sequence[int], *, is_new: bool, signals: NotedSignals
 ) -> tuple[Started | ForkRefused | int | None, list[int]]:
-    """What the parent says; the number of a signal that came before it did, None where it says nothing."""
+    """Return the parent's answer; the number of a signal that came first; None if there is no answer."""
     try:
         send_request(line, run, descriptors)
     except OSError:

@@ -1,4 +1,4 @@
-"""``disttest resident``: the resident parents of this user."""
+"""Command ``disttest resident``: manage the resident parents of this user."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from disttest.options.flags import ShowingCommand
 @click.command(cls=ShowingCommand)
 @click.argument("what", type=click.Choice(["status", "stop"]))
 def resident(what: str) -> None:
-    """Show the resident parents of this user, or end them and leave nothing of them; runs that have begun go on.
+    """Show the resident parents of this user, or end them and remove their files; runs that have begun continue.
 
-    A resident parent has imported torch, pytest and the plugin, and nothing of the tests. The runs of disttest run --resident
-    and disttest watch in one folder are forks of it.
+    A resident parent has imported torch, pytest and the plugin, but no tests. The runs of disttest run --resident and
+    disttest watch in one folder are forks of it.
     """
     from disttest.extras.resident.parents import describe_parents, end_parents
 

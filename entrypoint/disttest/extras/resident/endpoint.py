@@ -1,4 +1,4 @@
-"""Where resident parents are found: a folder of the user's own, and in it a socket for each folder of tests."""
+"""Files of resident parents: a private folder of the user, with a socket for each folder of tests."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _PRIVATE = 0o700
 
 
 class ParentEndpoint(Frozen):
-    """The files of one parent."""
+    """Files of one parent."""
 
     folder: Path
-    """Private to the user."""
+    """Folder with access for the user only."""
     name: str
 
     @property
     def socket(self) -> Path:
-        """It listens there."""
+        """Socket on which the parent listens."""
         return self.folder / f"{self.name}.socket"
 
     @property
     def lock(self) -> Path:
-        """Held by who looks for a parent or removes one; says which process it is."""
+        """File locked while a parent is looked for or removed; it contains the identity of the process."""
         return self.folder / f"{self.name}.lock"
 
     @property
     def log(self) -> Path:
-        """What it prints, if it fails."""
+        """Output of the parent, kept if it fails."""
         return self.folder / f"{self.name}.log"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside, nobody else starts a parent here, or removes one.
+        """Within the context, no other process starts or removes a parent here.
 
         Raises:
             UsageError: see :func:`private_folder`.
@@ -56,19 +56,19 @@ class ParentEndpoint(Frozen):
     def _lock(self) -> int:
         while True:
             make_private(self.folder)
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as it was empty
+            with contextlib.suppress(FileNotFoundError):  # another process removed the empty folder
                 fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 if _is_file(fd, self.lock):
                     return fd
-                os.close(fd)  # removed while we waited for it
+                os.close(fd)  # removed during the wait
 
     def enter(self, process: ProcessIdentity) -> None:
-        """Write down which process is the parent; the lock is held."""
+        """Record which process is the parent; the lock is held."""
         self.lock.write_bytes(msgspec.json.encode(process))
 
     def parent(self) -> ProcessIdentity | None:
-        """The parent that runs; None where there is none."""
+        """Return the running parent, if any."""
         try:
             process = msgspec.json.decode(self.lock.read_bytes(), type=ProcessIdentity)
         except (OSError, msgspec.DecodeError):
@@ -76,7 +76,7 @@ class ParentEndpoint(Frozen):
         return process if is_running(process.pid, process.started) else None
 
     def remove(self) -> None:
-        """Leave nothing; the lock is held."""
+        """Remove all files; the lock is held."""
         for path in (self.socket, self.log, self.lock):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -84,15 +84,15 @@ class ParentEndpoint(Frozen):
 
 
 def private_folder(environ: Mapping[str, str]) -> Path:
-    """The folder for the sockets of this user."""
+    """Return the folder for the sockets of this user."""
     return Path(folder_for(environ))
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that is this user's only, unless it is there.
+    """Make a folder with access for this user only, unless it exists.
 
     Raises:
-        UsageError: others can write there, or it is another user's.
+        UsageError: other users can write to it, or own it.
     """
     try:
         folder.mkdir(mode=_PRIVATE, exist_ok=True)
@@ -100,7 +100,7 @@ def make_private(folder: Path) -> None:
         raise UsageError(f"{folder} cannot be made for resident parents: {error.strerror}") from None
     try:
         private = is_private(str(folder))
-    except FileNotFoundError:  # removed meanwhile, as it was empty
+    except FileNotFoundError:  # another process removed the empty folder
         return
     if not private:
         raise UsageError(
@@ -110,7 +110,7 @@ def make_private(folder: Path) -> None:
 
 
 def endpoint_of(tests: Path, environ: Mapping[str, str]) -> ParentEndpoint:
-    """The endpoint of the parent for the tests of a folder, for commands like this process.
+    """Return the endpoint for the tests of a folder, and for commands with the circumstances of this process.
 
     Raises:
         UsageError: see :func:`private_folder`.
@@ -119,7 +119,7 @@ def endpoint_of(tests: Path, environ: Mapping[str, str]) -> ParentEndpoint:
 
 
 def endpoints(environ: Mapping[str, str]) -> list[ParentEndpoint]:
-    """All endpoints at which this user has, or had, a parent.
+    """List all endpoints at which this user has, or had, a parent.
 
     Raises:
         UsageError: see :func:`private_folder`.
@@ -131,7 +131,7 @@ def endpoints(environ: Mapping[str, str]) -> list[ParentEndpoint]:
 
 
 def _is_file(fd: int, path: Path) -> bool:
-    """Whether a path still leads to what was opened."""
+    """Whether a path still leads to the open file."""
     try:
         there, ours = path.stat(), os.fstat(fd)
     except FileNotFoundError:

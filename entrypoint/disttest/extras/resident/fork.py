@@ -1,4 +1,4 @@
-"""What a fork of a resident parent asks before it becomes a command: whether the run that was typed is to be one."""
+"""In a fork of a resident parent, decide from the command line whether it may become that command."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from disttest.extras.resident.terms import ForkTerms
 def _terms_if_resident(
     targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
 ) -> ForkTerms | None:
-    """What a run that is to be a fork asks of its resident parent; None for one that is not to be.
+    """Return the requirements of a run that is to be a fork; None for any other run.
 
     Raises:
-        DisttestError: it cannot be done as it was asked.
+        DisttestError: the request is invalid.
     """
     request = read_request(targets, pytest_args, progress, given)
     return terms_of(request) if wants_resident(request) and not request.needs_new_processes else None
@@ -31,10 +31,10 @@ _command = run_command(_terms_if_resident)
 
 
 def terms_of_fork(words: Sequence[str]) -> ForkTerms | None:
-    """What a run that is to be a fork asks; None for any other command, or where something is wrong with what was typed.
+    """Return the requirements of a run; None for any other command, or if the command line is wrong.
 
     Args:
-        words: of the command line.
+        words: words of the command line.
     """
     ours, rest = parted(words)
     name, *arguments = command.spelled_out(ours) or [""]

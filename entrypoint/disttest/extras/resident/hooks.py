@@ -1,4 +1,4 @@
-"""The hooks of resident parents and of ``disttest watch``."""
+"""Hooks of resident parents and of ``disttest watch``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--resident`` and ``--resident-imports``."""
+    """Options ``--resident`` and ``--resident-imports``."""
     return OPTIONS
 
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest resident`` and ``disttest watch``."""
+    """Add ``disttest resident`` and ``disttest watch``."""
     from disttest.extras.resident.command import resident
     from disttest.extras.resident.watch import watch
 
@@ -34,7 +34,7 @@ def disttest_addcommands(group: click.Group) -> None:
 
 @hookimpl
 def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | None:
-    """Have a fork of a resident parent run it."""
+    """Let a fork of a resident parent run the request."""
     if not request.settings[RESIDENT.field]:
         return None
     from disttest.extras.resident.parents import run_by_fork, wants_resident

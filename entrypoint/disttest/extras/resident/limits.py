@@ -1,14 +1,14 @@
-"""The limits of resident parents and of ``disttest watch``, in seconds."""
+"""Time limits of resident parents and of ``disttest watch``, in seconds."""
 
 from disttest.limits import WORLD_START_S
 
 SAVED_POLL_S = 0.05
-"""Between two looks at the files of tests, and more where a look takes long."""
+"""Time between two scans of the test files; more if a scan takes long."""
 RESIDENT_IDLE_S = 15 * 60.0
-"""It ends after that long without a run: its memory is worth a second of the next run only while somebody works."""
+"""Time without a run after which a parent ends. Its memory is worth saving a second only while the user works."""
 RESIDENT_REQUEST_S = 10.0
-"""From a connection to what is asked."""
+"""Time from a connection to its request."""
 RESIDENT_ANSWER_S = 30.0
-"""From what is asked to the first word, milliseconds on a machine with time; then the command runs by itself."""
+"""Time from a request to the answer (milliseconds on an idle machine); then the command runs itself."""
 RESIDENT_START_S = WORLD_START_S
-"""The same of a parent that has torch to import first."""
+"""The same for a parent that has to import torch first."""

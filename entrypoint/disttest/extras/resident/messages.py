@@ -1,10 +1,10 @@
-"""What a command and a resident parent say to each other.
+"""Messages between a command and a resident parent.
 
-    command --(ForkRequest or Ask; a file in memory with it where it is long; descriptors)--> fork of the parent
-    fork    --(Started, with its pidfd, then ForkEnded; or ForkRefused; or Status)--> command
+    command --(ForkRequest or Ask, in a memory file; descriptors)--> fork of the parent fork    --(Started, with its
+    pidfd, then ForkEnded; or ForkRefused; or Status)--> command
 
-The parent itself says nothing: it forks for each connection, and the fork listens. The module ``handover`` speaks the same
-without these classes.
+The parent sends nothing: it forks for each connection, and the fork reads the request. The module ``handover`` uses the
+same protocol without these classes.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from disttest.extras.resident.terms import ForkTerms
 from disttest.model import Frozen
 
 _LARGEST = 4096
-"""Bytes of a message; a request is a file, since an environment has no limit."""
+"""Largest message in bytes; a request is sent as a file, since an environment has no limit."""
 
 
 class ForkRequest(Frozen, tag="run"):
-    """Be the command with these arguments; its descriptors come with the message."""
+    """Request to become the command with these arguments; its descriptors come with the message."""
 
     argv: tuple[str, ...]
     environ: dict[str, str]
     executable: str
     folder: str
     descriptors: tuple[int, ...]
-    """The numbers that the passed descriptors have in the command."""
+    """Numbers of the passed descriptors in the command."""
     terms: ForkTerms | None = None
-    """Of the run, which is to be a fork; None where nobody has read the options yet."""
+    """Requirements of the run; None if the options have not been read yet."""
 
 
 class Ask(Frozen, tag="ask"):
-    """Say how the parent is; nothing is run."""
+    """Request for the status of the parent; nothing is run."""
 
 
 class Started(Frozen, tag="started"):
-    """A fork has become the command; its pidfd comes with it."""
+    """A fork has become the command; its pidfd comes with the message."""
 
 
 class ForkRefused(Frozen, tag="refused"):
-    """The parent is not fit for it: the command ends it."""
+    """The parent does not fit the request; the client ends it."""
 
     reason: str
 
@@ -59,16 +59,16 @@ class ForkEnded(Frozen, tag="ended"):
 
 
 class Status(Frozen, tag="status"):
-    """How the parent is."""
+    """Status of a parent."""
 
     folder: str
     runs: int
-    """How many it has forked."""
+    """Number of runs that it has forked."""
     age_s: float
     idle_s: float
-    """How long it stays without a run."""
+    """Time that it stays without a run."""
     imports: tuple[str, ...] = ()
-    """What it has imported besides what each parent has."""
+    """Modules that it has imported in addition to those of each parent."""
 
 
 Answer = Started | ForkRefused | ForkEnded | Status
@@ -77,16 +77,16 @@ _answers = msgspec.json.Decoder(Answer)
 
 
 def send_request(line: socket.socket, request: ForkRequest | Ask, descriptors: Sequence[int] = ()) -> None:
-    """Send it.
+    """Send a request.
 
     Raises:
-        OSError: nobody listens any more.
+        OSError: no process listens any more.
     """
     send_with_file(line, msgspec.json.encode(request), descriptors)
 
 
 def receive_request(line: socket.socket) -> tuple[ForkRequest | Ask, list[int]] | None:
-    """The request and the descriptors that came with it; None where the other side has gone.
+    """Receive a request and its descriptors; None if the other side has gone.
 
     Raises:
         OSError: the other side is too slow.
@@ -102,16 +102,16 @@ def receive_request(line: socket.socket) -> tuple[ForkRequest | Ask, list[int]] 
 
 
 def send_answer(line: socket.socket, answer: Answer, descriptors: Sequence[int] = ()) -> None:
-    """Send it.
+    """Send an answer.
 
     Raises:
-        OSError: nobody listens any more.
+        OSError: no process listens any more.
     """
     socket.send_fds(line, [msgspec.json.encode(answer)], descriptors)
 
 
 def receive_answer(line: socket.socket) -> tuple[Answer, list[int]] | None:
-    """The answer and the descriptors that came with it; None where the other side has gone.
+    """Receive an answer and its descriptors; None if the other side has gone.
 
     Raises:
         OSError: the other side is too slow.

@@ -1,4 +1,4 @@
-"""The options of resident parents. Only the command reads them."""
+"""Options of resident parents; only the command reads them."""
 
 from __future__ import annotations
 

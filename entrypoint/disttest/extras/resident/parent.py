@@ -1,7 +1,7 @@
-"""The resident parent: imports torch, pytest and the plugin, then forks a command for each connection.
+"""Resident parent: import torch, pytest and the plugin, then fork a command for each connection.
 
-A fork listens to the connection, compares, and becomes the command; the pytest process of its run is forked beside it. So
-whatever happens to the parent later, a run that has begun goes on.
+A fork reads the request, compares itself with a new process, and becomes the command, which forks the pytest process of
+its run. A run that has begun therefore continues, whatever happens to the parent.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ from disttest.reports.write import load_reporters
 from disttest.runtime.controller.preload import LAZY_PARTS, load_torch
 from disttest.runtime.supervisor.standby import become, stand_by
 
+# A process that has only imported, not a pytest process that stays: state of an earlier run (modules, plugins, caches
+# of
+# fixtures) cannot reach a later one.
 _PRELOADED = (
     *(
         "torch",
@@ -70,13 +73,13 @@ _PRELOADED = (
     *("disttest.cli.main", "disttest.extras.resident.fork", "disttest.cli.finish"),
 )
 _IMPORTED_LATE = ("numpy.random", "rich._emoji_codes")
-"""What these import when the first number is drawn, or the first word said."""
+"""Modules that others import at the first random number or the first output."""
 _NO_RUN = 75
 """Exit code of a fork that has run nothing (EX_TEMPFAIL of sysexits.h)."""
 
 
 class Parent:
-    """The process, and what its forks tell of it."""
+    """The parent process, and the status that its forks report."""
 
     def __init__(
         self, endpoint: ParentEndpoint, listener: socket.socket, *, idle_s: float, folder: Path
@@ -93,7 +96,7 @@ class Parent:
         self._import(_import_all)
 
     def _import(self, do: Callable[[], None]) -> None:
-        """Import what runs begin with, and see whether the process may still be forked."""
+        """Import the modules, and check whether the process may still be forked."""
         undo = [import_single_threaded(), check_by_nvml()]
         watch_cuda({})
         do()
@@ -101,12 +104,14 @@ class Parent:
         unwatch_cuda()
         for each in undo:
             each()
+        # Frozen objects stay out of garbage collection, which would copy their pages in each fork. See
+        # https://docs.python.org/3/library/gc.html#gc.freeze
         gc.freeze()
         self.unfit = _unfit(hazard, self.folder, self.kept())
         self.loaded = Loaded()
 
     def serve(self) -> socket.socket | None:
-        """Fork for each connection; the fork comes back with it. None: the time has come to end."""
+        """Fork for each connection, and return it in the fork. Return None when it is time to end."""
         while True:
             ready = self._wait()
             self._reap()
@@ -138,7 +143,7 @@ class Parent:
             child.close()
 
     def _retires(self) -> bool:
-        """Leave the endpoint, unless somebody has knocked meanwhile."""
+        """Remove the endpoint, unless a client has connected meanwhile."""
         with self._endpoint.locked():
             if select.select([self._listener], [], [], 0)[0]:
                 return False
@@ -146,7 +151,7 @@ class Parent:
             return True
 
     def status(self) -> Status:
-        """What a fork tells of it."""
+        """Return the status for a fork to report."""
         return Status(
             folder=str(self.folder),
             imports=self.kept(),
@@ -156,11 +161,11 @@ class Parent:
         )
 
     def kept(self) -> tuple[str, ...]:
-        """What it has imported because runs asked for it by name."""
+        """Return the modules imported because runs asked for them by name."""
         return tuple(name for name in self.parts.imported if name not in LAZY_PARTS)
 
     def unfit_for(self, run: ForkRequest) -> str:
-        """Why this run needs a new parent; empty where it does not."""
+        """Explain why this run needs a new parent; empty if it does not."""
         if self.unfit:
             return self.unfit
         if run.executable != sys.executable:
@@ -178,8 +183,9 @@ class Parent:
         return f"{changed} changed" if changed else ""
 
     def against(self, terms: ForkTerms, environ: Mapping[str, str]) -> str:
-        """What a run asks that this process is not; empty where it is all of it."""
-        if hash_seed(terms.seed, environ)[HASH_SEED] != self.variables[HASH_SEED]:  # sets have another order
+        """Explain which requirement of a run this process fails; empty if it meets all."""
+        # Another hash seed gives sets another order.
+        if hash_seed(terms.seed, environ)[HASH_SEED] != self.variables[HASH_SEED]:
             return f"{HASH_SEED} in the environment changed"
         gone = [name for name in self.kept() if name not in terms.imports]
         return f"resident-imports does not name {', '.join(gone)} any more" if gone else ""
@@ -189,19 +195,21 @@ def _import_all() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
     for name in (*_IMPORTED_LATE, *_builtin_plugins()):
-        with contextlib.suppress(ImportError):  # there is no numpy, or another version of pytest or rich
+        with contextlib.suppress(ImportError):  # without numpy, or with another pytest or rich
+            # torch._dynamo and sympy are imported only if runs need them: they would cost each parent memory and two
+            # seconds.
             importlib.import_module(name)
     load_torch()
     load_reporters()
 
 
 def _builtin_plugins() -> list[str]:
-    """Those that pytest imports in each run, before it looks at its options."""
+    """List the plugins that pytest imports in each run before it reads its options."""
     return [f"_pytest.{name}" for name in getattr(sys.modules["_pytest.config"], "default_plugins", ())]
 
 
 def _unfit(hazard: str | None, folder: Path, kept: Sequence[str]) -> str:
-    """Why the process must not be forked, with what it has imported; empty where it may."""
+    """Explain why the process must not be forked after these imports; empty if it may be."""
     if hazard:
         what = f"torch, pytest and {', '.join(kept)} (resident-imports)" if kept else "torch and pytest"
         return f"importing {what} leaves no process that can be forked: {hazard}"
@@ -210,7 +218,7 @@ def _unfit(hazard: str | None, folder: Path, kept: Sequence[str]) -> str:
 
 
 def _own() -> list[Path]:
-    """Where modules lie that are none of the tests, even below their folder."""
+    """List the folders whose modules do not belong to the tests, even below the tests' folder."""
     return [Path(disttest.__file__).parent, *map(Path, {sys.prefix, sys.base_prefix})]
 
 
@@ -218,9 +226,9 @@ def _own() -> list[Path]:
 
 
 def _listen(parent: Parent, connection: socket.socket) -> tuple[ForkRequest, ForkTerms, list[int]] | None:
-    """Do what is asked; come back with a command that is to be run, if there is one."""
+    """Answer the request. Return the run if this fork has to become its command."""
     connection.settimeout(RESIDENT_REQUEST_S)
-    with contextlib.suppress(OSError):  # whoever it was is gone, or says nothing
+    with contextlib.suppress(OSError):  # the client has gone or is silent
         try:
             asked = receive_request(connection) if _peer(connection) == os.getuid() else None
         except msgspec.DecodeError:
@@ -238,7 +246,7 @@ def _listen(parent: Parent, connection: socket.socket) -> tuple[ForkRequest, For
 
 
 def _terms(run: ForkRequest) -> ForkTerms | None:
-    """What a run asks, read from its words if nobody has yet; None where it is to be none of ours. The command tells that."""
+    """Return the requirements of a run, read from its command line if necessary; None if it must not be a fork."""
     if run.terms is not None:
         return run.terms
     become(run.environ, run.folder)
@@ -248,7 +256,7 @@ def _terms(run: ForkRequest) -> ForkTerms | None:
 
 
 def _worth_keeping(names: Sequence[str], folder: Path) -> list[str]:
-    """Those modules that another run would find the same: not of the tests, and not rewritten by this run's pytest."""
+    """Select modules that another run would import unchanged: not the tests', not rewritten by this pytest."""
     own = _own()
     rewriting = sys.modules["_pytest.assertion.rewrite"].AssertionRewritingHook
 
@@ -261,7 +269,7 @@ def _worth_keeping(names: Sequence[str], folder: Path) -> list[str]:
 
 
 def _peer(connection: socket.socket) -> int:
-    """The user of the process at the other end."""
+    """Return the user id of the process at the other end."""
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", told)[1])
 
@@ -269,7 +277,7 @@ def _peer(connection: socket.socket) -> int:
 def _be_command(
     connection: socket.socket, run: ForkRequest, descriptors: Sequence[int], at_end: Callable[[], None]
 ) -> NoReturn:
-    """Be the command: its descriptors, environment and arguments, and its end if it ends."""
+    """Become the command: take its descriptors, environment and arguments, run it, and report its end."""
     line = high_copy(connection.fileno())
     numbers = [*run.descriptors, line]
     connection.close()
@@ -288,7 +296,7 @@ def _be_command(
 
 
 def _end_with(connection: socket.socket) -> None:
-    """Have the kernel send SIGHUP when the process at the other end is gone, as when a terminal is."""
+    """Have the kernel send SIGHUP when the process at the other end is gone, as for a closed terminal."""
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGHUP)
     fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
@@ -300,14 +308,14 @@ def _run_command(argv: Sequence[str]) -> int:
         sys.modules["disttest.cli.main"].main(argv)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:  # noqa: BLE001 - as the interpreter does at the end of a program
+    except BaseException:  # noqa: BLE001 - as the interpreter does for an uncaught error
         traceback.print_exc()
         return 1
     return 0
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be the parent at an endpoint, for a folder; come back at its end."""
+    """Run the parent at an endpoint, for a folder; return at its end."""
     folder_of_sockets, name, listener_fd, idle_s, folder = arguments
     endpoint = ParentEndpoint(folder=Path(folder_of_sockets), name=name)
     parent = Parent(

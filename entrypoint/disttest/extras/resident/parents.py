@@ -1,4 +1,4 @@
-"""Resident parents: whether a run is to be a fork of one, and what becomes of those that are there."""
+"""Decide whether a run is a fork of a resident parent, and list and end the existing parents."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ if TYPE_CHECKING:
 
 
 def wants_resident(request: RunRequest) -> bool:
-    """Whether a run is a fork of a resident parent: as a flag or a variable says, else as the project says, but not in CI."""
+    """Whether a run is a fork of a resident parent: as a flag or variable says, or the project outside of CI."""
     asked: bool = request.settings[RESIDENT.field]
     in_ci = environment().get("CI", "").lower() not in ("", "0", "false")
     return asked and (RESIDENT in request.given_settings or not in_ci)
 
 
 def terms_of(request: RunRequest) -> ForkTerms:
-    """The terms that the parent of a run must meet."""
+    """Return the requirements that the parent of a run must meet."""
     return ForkTerms(seed=request.options.seed, imports=request.settings[RESIDENT_IMPORTS.field])
 
 
 def run_by_fork(request: RunRequest, *, signals: NotedSignals) -> int | None:
-    """Run this command in a fork of the resident parent; None where it has to run by itself.
+    """Run this command in a fork of the resident parent; None if this process has to run it.
 
     Args:
         request: the run.
-        signals: those that cancel it.
+        signals: signals that cancel it.
     """
     if is_standing_by():  # this is the fork
         return None
     if names := request.needs_new_processes:
         warn(f"{' and '.join(names)} needs new processes: this run goes without a resident parent")
         return None
-    from disttest.extras.resident.client import run_resident  # most runs want none
+    from disttest.extras.resident.client import run_resident  # imported late: most runs want no parent
 
     return run_resident(sys.argv[1:], environment(), terms_of(request), signals=signals, tell=warn)
 
 
 def describe_parents() -> list[str]:
-    """A line for each resident parent of this user."""
+    """Return a line for each resident parent of this user."""
     from disttest.extras.resident.endpoint import endpoints
 
     return [line for endpoint in endpoints(environment()) if (line := _describe(endpoint))]
 
 
 def end_parents() -> list[str]:
-    """End them; a line for each."""
+    """End all parents of this user; return a line for each."""
     from disttest.extras.resident.client import stop
     from disttest.extras.resident.endpoint import endpoints
 

@@ -1,4 +1,4 @@
-"""Which modules runs have imported that are worth keeping: their parent imports them too, so that the next run need not."""
+"""Shared list of modules that runs have imported: their parent imports them for the next run."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import sys
 from collections.abc import Iterable
 
 _SIZE = 1 << 16
-"""Bytes for names; what finds no room is not noted."""
+"""Bytes for names; names that do not fit are dropped."""
 
 
 class PartsBoard:
-    """Names of modules, one a line, in memory that a process shares with its forks, and they with theirs.
+    """Names of modules, one a line, in memory that a process shares with all its forks.
 
-    Two runs that end at once may write into each other's lines: what comes of it is no module, and later runs note theirs again.
+    Two runs that end at the same time may overwrite each other's lines. A garbled line names no module, and later runs
+    note theirs again.
     """
 
     def __init__(self) -> None:
-        """Nothing is noted."""
+        """Create an empty board."""
         self._noted = mmap.mmap(-1, _SIZE)
         self.imported: tuple[str, ...] = ()
-        """By :meth:`import_missing`, in this process."""
+        """Names imported by :meth:`import_missing` in this process."""
         self._refused: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:
-        """Note those of the modules that this process has imported; the others see it at once."""
+        """Note those of the modules that this process has imported; the other processes see them immediately."""
         known = self.noted()
         new = (name for name in names if name in sys.modules and name not in known)
         lines = "".join(f"{name}\n" for name in new).encode()
@@ -34,20 +35,20 @@ class PartsBoard:
             self._noted[end : end + len(lines)] = lines
 
     def noted(self) -> tuple[str, ...]:
-        """All names, in the order in which they were noted."""
+        """Return all names, in the order in which they were noted."""
         return tuple(self._noted[: self._end()].decode(errors="replace").splitlines())
 
     def missing(self) -> tuple[str, ...]:
-        """What is noted, and not imported here."""
+        """Return the noted names that this process has not imported."""
         return tuple(name for name in self.noted() if name not in sys.modules and name not in self._refused)
 
     def import_missing(self) -> None:
-        """Import it; what cannot be imported is not tried again."""
+        """Import the missing modules; one that cannot be imported is not tried again."""
         for name in self.missing():
             try:
                 importlib.import_module(name)
                 self.imported += (name,)
-            except Exception:  # noqa: BLE001 - a run that needs it says what is wrong with it
+            except Exception:  # noqa: BLE001 - a run that needs it reports the error
                 self._refused.add(name)
 
     def _end(self) -> int:

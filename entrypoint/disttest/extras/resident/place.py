@@ -1,7 +1,8 @@
-"""The names of the files of a resident parent, in texts: who only looks for one imports little.
+"""File names of a resident parent, as strings, so that a process that only looks for one imports little.
 
-What a process inherits and cannot give to a fork of another one (user, limits, cgroup, namespaces, processors) is part of
-the name: a command under other circumstances has a parent of its own.
+The name includes everything that a process inherits and cannot hand over to a fork of another one: user, limits,
+cgroup, namespaces, processors. A command in other circumstances therefore has a parent of its own, and two shells with
+different limits do not replace each other's parent.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ _INHERITED = frozenset(
         *("Seccomp", "Cpus_allowed", "Mems_allowed", "SigBlk"),
     }
 )
-"""Lines of ``/proc/self/status`` that a child has from its parent."""
+"""Lines of ``/proc/self/status`` that a child inherits from its parent."""
 _SET_BY_THE_COMMAND = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _OWN = "/proc/self"
 
 
 def folder_for(environ: Mapping[str, str]) -> str:
-    """The folder of all files of this user's parents."""
+    """Return the folder of all files of this user's parents."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if runtime and os.path.isdir(runtime):
         return os.path.join(runtime, "disttest")
-    return f"/tmp/disttest-{os.getuid()}"  # noqa: S108 - make_private() sees to it that nobody else's is there
+    return f"/tmp/disttest-{os.getuid()}"  # noqa: S108 - make_private() refuses a folder of another user
 
 
 def is_private(folder: str) -> bool:
-    """Whether nobody else can be at the other end of a socket there.
+    """Whether no other user can listen on a socket in the folder.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -43,14 +44,14 @@ def is_private(folder: str) -> bool:
 
 
 def name_for(tests: str) -> str:
-    """What the names of its files begin with, of the parent for a folder of tests and for commands like this process."""
+    """Return the stem of the file names for a folder of tests and for commands in the circumstances of this process."""
     told = "\n".join([tests, *_circumstances()])
     return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 @contextlib.contextmanager
 def short(path: str) -> Iterator[str]:
-    """A name of a socket that fits into an address, which has room for 107 characters."""
+    """Yield a short name of a socket: an address of unix(7) has room for 107 characters."""
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
@@ -59,7 +60,7 @@ def short(path: str) -> Iterator[str]:
 
 
 def _circumstances() -> Iterator[str]:
-    """What a child of this process inherits and a fork of another one would not have."""
+    """Yield everything that a child of this process inherits and a fork of another one would not have."""
     for line in _read("status").splitlines():
         name, _, value = line.partition(":")
         if name in _INHERITED:

@@ -1,4 +1,4 @@
-"""What a run asks of the parent that it is a fork of."""
+"""Requirements of a run on the parent that it is a fork of."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from disttest.model import Frozen
 
 
 class ForkTerms(Frozen):
-    """Read from the options of the run."""
+    """Requirements read from the options of the run."""
 
     seed: int
-    """Of the run: all processes have one ``PYTHONHASHSEED``."""
+    """Seed of the run, from which the ``PYTHONHASHSEED`` of all processes is derived."""
     imports: tuple[str, ...] = ()
-    """Modules that the parent may have imported besides torch, pytest and the plugin."""
+    """Modules that the parent may have imported in addition to torch, pytest and the plugin."""

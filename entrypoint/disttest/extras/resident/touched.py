@@ -1,7 +1,7 @@
-"""Which test files a saved file touches: those that lead to it by their imports, directly or through others.
+"""Find the test files that a saved file affects: those that import it, directly or through others.
 
-Nothing is imported to find out. A name stands for each file that may be meant by it, wherever it lies below the folder: too
-many tests are run rather than too few. Names in texts count too (``importlib.import_module("models.step")``, ``"worker.py"``).
+The sources are read and nothing is imported. A name may mean any file of that name below the folder, so too many tests
+are run rather than too few. Names in strings count too (``importlib.import_module("models.step")``, ``"worker.py"``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def read_names(path: Path) -> frozenset[str]:
-    """What a file may mean others by: modules, and names of files; none where it cannot be read."""
+    """Return the names by which a file may refer to others: modules and file names. Empty if it cannot be read."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -34,12 +34,12 @@ def _names_in(node: ast.AST) -> Iterator[str]:
 def find_touched(
     saved: Sequence[Path], tests: Sequence[Path], names: Mapping[Path, frozenset[str]]
 ) -> frozenset[Path] | None:
-    """The test files that lead to a saved file; None where one leads nowhere, so that nobody knows whom it concerns.
+    """Return the test files that lead to a saved file; None if one leads to no test, so that its effect is unknown.
 
     Args:
         saved: files that are new, changed or gone.
         tests: files that have tests.
-        names: of each Python file, what it may mean others by.
+        names: for each Python file, the names by which it may refer to others.
     """
     meant_by = _importers({*names, *saved}, names)
     touched: set[Path] = set()
@@ -53,7 +53,7 @@ def find_touched(
 
 
 def _importers(files: set[Path], names: Mapping[Path, frozenset[str]]) -> dict[Path, set[Path]]:
-    """File -> the files that mean it."""
+    """Map each file to the files that refer to it."""
     called: dict[str, set[Path]] = {}
     for path in files:
         for name in _called(path):
@@ -67,7 +67,7 @@ def _importers(files: set[Path], names: Mapping[Path, frozenset[str]]) -> dict[P
 
 
 def _called(path: Path) -> Iterator[str]:
-    """All names by which a file may be meant: ``c``, ``b.c``, ``a.b.c``, ``c.py``, ``b/c.py``."""
+    """Yield all names by which a file may be referred to: ``c``, ``b.c``, ``a.b.c``, ``c.py``, ``b/c.py``."""
     parts = path.parts if path.stem != "__init__" else path.parent.parts
     module = [*parts[:-1], Path(parts[-1]).stem] if parts else []
     for start in range(len(module)):

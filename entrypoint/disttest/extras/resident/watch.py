@@ -1,4 +1,4 @@
-"""``disttest watch``: runs what a saved file touches, and keeps the last verdict on the screen."""
+"""Command ``disttest watch``: run the tests that a saved file affects, and keep the last verdict on the screen."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import click
 @click.argument("targets", nargs=-1, required=True, metavar="PATH…")
 @click.pass_obj
 def watch(pytest_args: Sequence[str], /, targets: tuple[str, ...]) -> None:
-    """Run tests when a file that they import is saved, those first that failed, from a resident parent.
+    r"""Run tests when a file that they import is saved, failed ones first, from a resident parent.
 
-    \b
-    enter  run all                         f  run what failed
-    r      show the log of a failed rank   q  quit
+    \b enter  run all                         f  run the failed tests r      show the log of a failed rank   q  quit
 
-    Options are those of [tool.disttest] and of the environment; what follows -- is for pytest.
+    Options come from [tool.disttest] and the environment; arguments after -- are for pytest.
     """
     from disttest.cli.main import main
     from disttest.extras.resident.watch_screen import watch as show

@@ -1,4 +1,4 @@
-"""What ``disttest watch`` does: the screen, the keys, and the run that goes on."""
+"""Screen of ``disttest watch``: show the running or last run, and handle the keys."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _CLEAR = "\x1b[2J\x1b[H"
 def watch(
     targets: Sequence[str], pytest_args: Sequence[str], run: Callable[[Sequence[str]], NoReturn]
 ) -> None:
-    """Stay until the user goes.
+    """Run until the user quits.
 
     Args:
         targets: paths of tests.
-        pytest_args: what is for pytest.
-        run: be the command with these arguments.
+        pytest_args: further arguments for pytest.
+        run: runs the command with these arguments in this process.
 
     Raises:
         UsageError: there is no terminal.
@@ -54,11 +54,11 @@ def watch(
 
 
 class _Known(NamedTuple):
-    """The last that is known of a test."""
+    """Last known result of a test."""
 
     outcome: TestOutcome
     target: str
-    """How it is run again from here."""
+    """Argument with which the test is run again from the current folder."""
     results: Path
 
     @property
@@ -67,7 +67,7 @@ class _Known(NamedTuple):
 
 
 class _Watch:
-    """The screen, the run that goes on, and what is known of all tests."""
+    """The screen, the current run, and the last results of all tests."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class _Watch:
         self._last: RunResult | None = None
         self._known: dict[str, _Known] = {}
         self._broken: dict[str, str] = {}
-        """Files that could not be collected, and why."""
+        """Files that could not be collected -> the reason."""
         self._why = ""
 
     def stay(self) -> None:
-        """Until the user goes."""
+        """Run until the user quits."""
         self._start(self._targets, "the first run")
         try:
             while self._take_key(self._wait()):
@@ -105,7 +105,7 @@ class _Watch:
             self._end_run()
 
     def _wait(self) -> str:
-        """Wait for a key, the end of a run, or the time of the next look; the key, if there is one."""
+        """Wait for a key, the end of a run, or the time of the next scan. Return the key, if any."""
         poller = select.poll()
         poller.register(0, select.POLLIN)
         if self._child is not None:
@@ -114,7 +114,7 @@ class _Watch:
         return os.read(0, 1).decode(errors="replace") or "q" if 0 in ready else ""
 
     def _take_key(self, key: str) -> bool:
-        """Do what a key asks for; whether to stay."""
+        """Handle a key. Return False to quit."""
         match key:
             case "q":
                 return False
@@ -161,7 +161,7 @@ class _Watch:
             leave(leaving.code if isinstance(leaving.code, int) else 1)
 
     def _end_run(self) -> None:
-        """End the run that goes on, in order."""
+        """End the current run with SIGINT."""
         if self._child is not None:
             self._child.signal(signal.SIGINT)
             self._child.wait(2 * SUPERVISOR_CANCEL_S)
@@ -192,7 +192,7 @@ class _Watch:
         self._draw()
 
     def _forget(self, asked: Sequence[str]) -> None:
-        """What was known of whole files that have run now: a test that is gone from them has no verdict."""
+        """Forget the results of files that have run again: a test that is gone from them has no verdict."""
         everything = tuple(asked) == self._targets
         self._known = {
             nodeid: known
@@ -213,7 +213,7 @@ class _Watch:
         return [known for known in self._known.values() if known.outcome.final.outcome.is_bad]
 
     def _draw(self) -> None:
-        """The whole screen: what runs or ran, what fails, the keys."""
+        """Draw the screen: the current run, the failures, the keys."""
         told = [f"{_FAILED} {file}: {one_line(why, 200)}" for file, why in self._broken.items()]
         told += [
             f"{_FAILED} {known.outcome.test.nodeid}: {one_line(known.outcome.final.message, 200)}"
@@ -237,7 +237,7 @@ class _Watch:
         return f"FAILED: {', '.join([*failed, *broken])} ({ran})"
 
     def _show_log(self) -> None:
-        """The end of the log of the rank that a failed test is blamed on; the next key leads back."""
+        """Show the end of the log of the rank that a failed test is blamed on; the next key leads back."""
         for known in self._failed():
             final = known.outcome.final
             logs = {record.rank: known.results / record.log for record in final.ranks if record.log}
@@ -254,7 +254,7 @@ class _Watch:
 
 
 def _show(lines: Sequence[str], *, keys: str = _KEYS) -> None:
-    """Clear the screen and write lines, as many and as much of each as there is room for; the keys stand last."""
+    """Clear the screen and write as many lines as fit, cut to its width, with the keys below them."""
     columns = shutil.get_terminal_size().columns
     shown = [line.expandtabs()[: columns - 1] for line in lines[: _room()]]
     hidden = len(lines) - len(shown)
@@ -264,13 +264,13 @@ def _show(lines: Sequence[str], *, keys: str = _KEYS) -> None:
 
 
 def _room() -> int:
-    """Lines of the screen beside those of the keys."""
+    """Number of lines on the screen without those of the keys."""
     return max(3, shutil.get_terminal_size().lines - 4)
 
 
 @contextlib.contextmanager
 def _key_by_key() -> Iterator[None]:
-    """Inside, keys arrive as they are pressed, and are not shown."""
+    """Within the context, keys arrive as they are pressed and are not echoed."""
     before = termios.tcgetattr(0)
     tty.setcbreak(0)
     try:
