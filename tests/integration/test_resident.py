@@ -76,8 +76,8 @@ ONE = """
         pass
 """
 NEW = "disttest: starting a resident parent"
-REPLACED = "disttest: a new resident parent: "
-WITHOUT = "this run goes without"
+REPLACED = "disttest: replacing the resident parent: "
+WITHOUT = "running without"
 
 
 def run(lab: Lab, *arguments: str, **environ: str) -> Ended:
@@ -302,7 +302,7 @@ def test_installed_modules_that_are_named_are_kept(large_lab: ResidentLab):
     assert "MiB, with large, ends after" in told
 
     without = run_large(large_lab)
-    assert f"{REPLACED}resident-imports does not name large any more\n" in without.output
+    assert f"{REPLACED}resident-imports no longer names large\n" in without.output
     assert importer(large_lab) not in (parent, large_lab.parent.pid)
 
 
@@ -334,7 +334,7 @@ def test_what_leaves_no_process_that_can_be_forked_is_not_kept(large_lab: Reside
     parent = large_lab.parents
 
     again = run_large(large_lab, "--resident-imports", "large")
-    reason = "importing torch, pytest and large (resident-imports) leaves no process that can be forked: "
+    reason = "a process that has imported torch, pytest and large (resident-imports) cannot be forked: "
     assert f"{REPLACED}{reason}1 thread" in again.output and large_lab.parents != parent
 
 
@@ -370,7 +370,7 @@ def test_a_changed_file_means_a_new_parent(resident_lab: ResidentLab):
     resident_lab.write(test_one=ONE)
     started = run(resident_lab, ".", **where)
     assert (
-        f"{WITHOUT} a resident parent: modules of {resident_lab.folder} would be kept in it" in started.output
+        f"{WITHOUT} a resident parent: it would keep modules of {resident_lab.folder}" in started.output
     )
     assert started.exit_code == 0
 
@@ -390,7 +390,7 @@ def test_what_cannot_be_forked_is_said(resident_lab: ResidentLab, tmp_path_facto
     changed = run(resident_lab, ".", **where)
     assert f"{REPLACED}{packages}/sitecustomize.py changed" in changed.output
     assert (
-        f"{WITHOUT} a resident parent: importing torch and pytest leaves no process that can be forked: 1 thread"
+        f"{WITHOUT} a resident parent: a process that has imported torch and pytest cannot be forked: 1 thread"
         in (changed.output)
     )
     assert changed.exit_code == 0
@@ -402,7 +402,7 @@ def test_another_interpreter_means_a_new_parent(resident_lab: ResidentLab):
     other = resident_lab.folder / "python"
     other.symlink_to(sys.executable)
     resident_lab.python = str(other)
-    assert f"{REPLACED}the interpreter is another one: {other}" in run(resident_lab, ".").output
+    assert f"{REPLACED}the interpreter is {other}" in run(resident_lab, ".").output
 
 
 def test_its_folder_is_private_and_takes_its_own_user_only(resident_lab: ResidentLab):
@@ -598,7 +598,7 @@ def test_what_needs_new_processes_goes_without(resident_lab: ResidentLab):
     (resident_lab.folder / "setup.sh").write_text("true\n")
     ended = run(resident_lab, ".", "--setup", "setup.sh")
     assert ended.exit_code == 0
-    assert f"--setup needs new processes: {WITHOUT} a resident parent" in ended.output
+    assert f"--setup needs new processes; {WITHOUT} a resident parent" in ended.output
     assert resident_lab.parents == []
 
 

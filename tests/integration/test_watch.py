@@ -83,7 +83,7 @@ def test_a_save_runs_what_it_touches_and_keys_do_what_they_say(suite: ResidentLa
     watching.until("saved test_second.py")
 
     watching.terminal.answer("f")
-    assert "FAILED: 1 of 4 tests (the last run: 1 test in" in watching.until("what failed")
+    assert "FAILED: 1 of 4 tests (the last run: 1 test in" in watching.until("failed tests")
 
     watching.save(test_second="import no_such_module\n")
     assert "test_second.py: " in watching.until("saved test_second.py", "1 file not collected")
@@ -122,4 +122,4 @@ def test_a_save_during_a_run_ends_it_and_runs_both(suite: ResidentLab):
 def test_it_needs_a_terminal(suite: ResidentLab):
     ended = suite.run("watch", ".")
     assert ended.exit_code == 4
-    assert "disttest watch needs a terminal: for a script there is disttest run --resident" in ended.output
+    assert "disttest watch needs a terminal; use disttest run --resident in scripts" in ended.output

@@ -85,7 +85,7 @@ def test_a_call_costs_few_bytes(path):
     assert path.stat().st_size - before < 24
 
 
-WHOLE = "copy it from the run once more, or record the test again"
+WHOLE = "copy it from the run again, or record the test again"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ WHOLE = "copy it from the run once more, or record the test again"
         (lambda data: data.replace(b"test_x.py::", b"\xff\xfe\xfd\xfc_x.py::"[:11]), WHOLE),
         (
             lambda data: b"PK" + data,
-            "is no recording of disttest: record the test again, with disttest record",
+            "is not a recording of disttest; record the test again with disttest record",
         ),
-        (lambda data: b"", "is no recording of disttest"),
+        (lambda data: b"", "is not a recording of disttest"),
         (
             lambda data: data.replace(b"recording 1", b"recording 9"),
             "was written by another version of disttest",
@@ -117,7 +117,7 @@ def test_other_files_are_refused(path, damage, answer):
 
 
 def test_a_call_from_nowhere_is_refused(path):
-    with pytest.raises(UsageError, match="a call is from line 3 of 0"):
+    with pytest.raises(UsageError, match="a call refers to place 3 of 0"):
         read_recording(write(path, HEAD, Called(3, 0)))
 
 

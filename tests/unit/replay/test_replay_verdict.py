@@ -21,8 +21,8 @@ def seen(**changed):
         (PASSED, SEEN, "as recorded: the rank passed, after 3 calls", True),
         (FAILED, BOOM, "as recorded: the rank failed: ValueError: boom, after 3 calls", True),
         (ENDED, seen(ended="the rank hung in its call 3"), "as recorded: the rank hung in its call 3", True),
-        (PASSED, BOOM, "the rank failed: ValueError: boom; recorded was that it passed", False),
-        (ENDED, SEEN, "the rank passed; recorded was that it was ended (was ended by disttest)", False),
+        (PASSED, BOOM, "the rank failed: ValueError: boom, but in the recording it passed", False),
+        (ENDED, SEEN, "the rank passed, but in the recording it was ended (was ended by disttest)", False),
         (
             PASSED,
             seen(diverged="at call 2 …"),
@@ -32,7 +32,7 @@ def seen(**changed):
         (
             PASSED,
             seen(other_values="call 2, x"),
-            "other values than recorded, first in call 2, x: look for",
+            "other values than recorded, first in call 2, x; check for",
             False,
         ),
     ],
@@ -48,4 +48,4 @@ def test_another_message_is_told_beside_the_recorded_one():
     verdict = judge(FAILED, msgspec.structs.replace(BOOM, message="ValueError: bang"))
 
     assert verdict.is_same
-    assert "bang, after 3 calls; recorded was that it failed: ValueError: boom" in verdict.words
+    assert "bang, after 3 calls; in the recording it failed: ValueError: boom" in verdict.words

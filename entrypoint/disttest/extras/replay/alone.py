@@ -76,7 +76,7 @@ def _refuse(name: str) -> Any:
     def method(self: object, *_arguments: object, **_named: object) -> None:
         del self
         raise RuntimeError(
-            f"Backend.{name} was called past its process group: that is not recorded, and cannot be replayed"
+            f"Backend.{name} was called without its process group; such calls are not recorded and cannot be replayed"
         )
 
     return method

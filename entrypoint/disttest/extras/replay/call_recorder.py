@@ -80,7 +80,7 @@ class CallRecorder(Tool):
         """Groups that are being made or destroyed: number of the wait -> number of the call."""
         if _dist.get_debug_level() == _dist.DebugLevel.DETAIL:
             self.note_unfit(
-                "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a backend around each group's own, whose calls are not seen"
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the backend of each group, which hides its calls"
             )
 
     def note_unfit(self, reason: str) -> None:
@@ -92,7 +92,7 @@ class CallRecorder(Tool):
         for each in list(self._pending.values()):
             if not each.has_future and written_by(each.call):
                 self.note_unfit(
-                    f"the {each.call.op} at {each.call.site} was never waited for, so that its result is not known"
+                    f"the {each.call.op} at {each.call.site} was never waited for, so its result is unknown"
                 )
         self._writer.write(Completed())
         self._writer.close()
@@ -104,7 +104,7 @@ class CallRecorder(Tool):
         number = self._note(of_call(call), call.site, call.thread, self._digest(call))
         if call.peer == ANY_SOURCE:
             self.note_unfit(
-                f"the {call.op} at {call.site} takes from whoever sends first, and who did is not recorded"
+                f"the {call.op} at {call.site} receives from any source, and the sender is not recorded"
             )
         self._pending[call.n] = pending = _Pending(number, call, has_future=True)
         result = run()
@@ -152,12 +152,12 @@ class CallRecorder(Tool):
     def on_group(self, group: Group, *, made: bool) -> None:
         """Record that the test cannot be replayed if the group has another backend."""
         if made and group.backend not in BACKENDS:
-            self.note_unfit(f"a group of it uses the backend {group.backend}, and gloo alone is replayed")
+            self.note_unfit(f"it has a group with the backend {group.backend}; only gloo can be replayed")
 
     def _digest(self, call: Call) -> int:
         if not all(map(can_be_kept, (*call.inputs, *call.outputs))):
             self.note_unfit(
-                f"the {call.op} at {call.site} is about sparse tensors, or some that are not on the CPU"
+                f"the {call.op} at {call.site} uses sparse tensors, or tensors that are not on the CPU"
             )
             return 0
         return digest_of_call(call, self._rank)
@@ -203,8 +203,8 @@ class CallRecorder(Tool):
     def _note(self, signature: RecordedSignature, site: Any, thread: int, digest: int) -> int:
         if thread != self._thread:
             self.note_unfit(
-                f"several threads call: {signature.op} at {str(site) or 'no line of Python'} came from another one "
-                "than the test's, and their order is not recorded"
+                f"{signature.op} at {str(site) or 'no line of Python'} was called by another thread than the test's; "
+                "the order of threads is not recorded"
             )
         key = signature, site.file, site.line
         place = self._places.get(key)

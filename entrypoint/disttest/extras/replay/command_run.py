@@ -58,7 +58,7 @@ def _the_test(run: RunResult, text: str) -> TestOutcome:
     if len(exact or found) == 1:
         return (exact or found)[0]
     names = ", ".join(each.test.nodeid for each in found[:4])
-    raise UsageError(f"{text!r} is in the ids of {len(found)} tests ({names}, …): name one of them")
+    raise UsageError(f"{text!r} matches {len(found)} tests ({names}, …); give the id of one of them")
 
 
 def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, RankRecord]:
@@ -75,10 +75,10 @@ def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, R
     world = outcome.test.world
     if world is not None and rank >= world.size:
         raise UsageError(
-            f"{outcome.test.nodeid} ran with {world.size} ranks: --rank is 0 to {world.size - 1}"
+            f"{outcome.test.nodeid} ran with {world.size} ranks; give --rank 0 to {world.size - 1}"
         )
     raise UsageError(
-        f"{results_dir} has no recording of rank {rank} of {outcome.test.nodeid}: record it with disttest record "
+        f"{results_dir} has no recording of rank {rank} of {outcome.test.nodeid}; record it with disttest record "
         "(tests of worlds on one machine; with --record failures, only those that fail)"
     )
 
@@ -92,16 +92,14 @@ def _check(recording: Recording, path: Path, nodeid: str, record: RankRecord) ->
     head = recording.head
     if (head.nodeid, head.rank) != (nodeid, record.rank):
         raise UsageError(
-            f"{path} is the recording of rank {head.rank} of {head.nodeid}: it does not belong there"
+            f"{path} is the recording of rank {head.rank} of {head.nodeid}; copy the right file from the run"
         )
     if recording.unfit:
         raise UsageError(
             f"rank {head.rank} of {head.nodeid} cannot be replayed: {'; '.join(recording.unfit)}"
         )
     if record.end is RankEnd.REPORTED and not recording.is_whole:
-        raise UsageError(
-            f"the recording {path} was cut off, since the rank ran to its end: copy it from the run once more"
-        )
+        raise UsageError(f"the recording {path} is incomplete; copy it from the run again")
 
 
 def _command(

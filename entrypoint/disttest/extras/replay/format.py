@@ -207,13 +207,13 @@ def read_recording(path: Path) -> Recording:
         raise UsageError(f"the recording {path} cannot be read: {error.strerror}") from error
     if not data.startswith(MAGIC):
         known = data.startswith(b"disttest recording ")
-        what = "was written by another version of disttest" if known else "is no recording of disttest"
-        raise UsageError(f"{path} {what}: record the test again, with disttest record")
+        what = "was written by another version of disttest" if known else "is not a recording of disttest"
+        raise UsageError(f"{path} {what}; record the test again with disttest record")
     try:
         return _fold(list(_records(memoryview(data)[len(MAGIC) :])))
     except (msgspec.MsgspecError, IndexError, ValueError) as error:
         raise UsageError(
-            f"the recording {path} is damaged or was cut off ({error}): copy it from the run once more, or record the test again"
+            f"the recording {path} is damaged or was cut off ({error}); copy it from the run again, or record the test again"
         ) from None
 
 
@@ -233,14 +233,14 @@ def _records(data: memoryview) -> Iterator[Record]:
 def _fold(records: Sequence[Record]) -> Recording:
     head, *rest = records
     if not isinstance(head, Head):
-        raise ValueError("it does not begin with its head")  # ValueError, not TypeError: the file is wrong
+        raise ValueError("it does not begin with a header")  # ValueError, not TypeError: the file is wrong
     by_type: dict[type, list[Any]] = {}
     for record in rest:
         by_type.setdefault(type(record), []).append(record)
     places, calls = by_type.get(CallSite, []), by_type.get(Called, [])
     for call in calls:
         if not 0 <= call.place < len(places):
-            raise ValueError(f"a call is from line {call.place} of {len(places)}")
+            raise ValueError(f"a call refers to place {call.place} of {len(places)}")
     return Recording(
         head=head,
         places=tuple(places),

@@ -44,7 +44,7 @@ def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
     if RECORD.of(request.options) is RecordRule.OFF:
         return None
     if request.options.mask:
-        raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
+        raise UsageError("--record cannot hide the values of --mask; leave one of them out")
     if request.place is None:
         return None
     from disttest.cli.words import warn

@@ -50,7 +50,7 @@ class RankRecording:
             return
         path, head = test.log.with_suffix(SUFFIX), self._head(test.order, test.seed)
         if self._spec.shape.device != "cpu":
-            _note_only(path, head, "its ranks are on GPUs, and only those on the CPU are recorded")
+            _note_only(path, head, "its ranks run on GPUs; only ranks on the CPU are recorded")
             return
         from disttest.extras.replay.call_recorder import CallRecorder
 
@@ -79,7 +79,7 @@ class RankRecording:
 
         def init_backend(*arguments: Any, **named: Any) -> Any:
             if self._recorder is not None:
-                self._recorder.note_unfit("it uses RPC, and remote calls are not recorded")
+                self._recorder.note_unfit("it uses RPC; remote calls are not recorded")
             return original(*arguments, **named)
 
         # torch.distributed.rpc looks this function up each time an agent starts.

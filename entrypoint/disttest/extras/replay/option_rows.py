@@ -19,12 +19,12 @@ class RecordRule(StrEnum):
 RECORD = of_every_run(
     "record",
     member_of(RecordRule),
-    "Keep what each rank received, for disttest replay: of all tests, or of those that fail or hang (failures).",
+    "Record the data that each rank receives, for disttest replay: of all tests, or of failures and hangs only (failures).",
     default=RecordRule.OFF,
     repeated=True,
 )
 
 OPTIONS = (
     RECORD,
-    rows_of("replay")("rank", Type(form="K", parse=WHOLE.parse), "The rank.", default=0, otherwise="0"),
+    rows_of("replay")("rank", Type(form="K", parse=WHOLE.parse), "Rank to replay.", default=0, otherwise="0"),
 )

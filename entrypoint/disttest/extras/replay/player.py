@@ -76,8 +76,8 @@ class Player(Tool):
         if self.stopped is None and self._next < len(recording.calls):
             raise self._stop(
                 Diverged(
-                    f"the rank ended after {self._next} calls, recorded were {len(recording.calls)}: "
-                    f"next was {recording.place(self._next)}"
+                    f"the rank ended after {self._next} calls, but {len(recording.calls)} were recorded; "
+                    f"the next one is {recording.place(self._next)}"
                 )
             )
 
@@ -154,7 +154,7 @@ class Player(Tool):
             raise self._stop(self._beyond(number, here))
         if recording.place(number).signature != called:
             raise self._stop(
-                Diverged(f"at call {number + 1} it called {here}, recorded was {recording.place(number)}")
+                Diverged(f"call {number + 1} is {here}, but {recording.place(number)} was recorded")
             )
         if recording.calls[number].digest != digest and not self.other_values:
             self.other_values = f"call {number + 1}, {here}"
@@ -164,7 +164,7 @@ class Player(Tool):
     def _beyond(self, number: int, here: str) -> ReplayStopped:
         last = f" (the last was {self._recording.place(number - 1)})" if number else ""
         if self._recording.is_whole:
-            return Diverged(f"at call {number + 1} it called {here}, recorded were {number} calls{last}")
+            return Diverged(f"call {number + 1} is {here}, but only {number} calls were recorded{last}")
         return RecordingEnded(f"the rank was ended before its call {number + 1}, {here}{last}")
 
     def _ended(self, number: int) -> ReplayStopped:

@@ -6,10 +6,10 @@ from disttest.errors import ExitCode
 from disttest.model import Frozen, Outcome
 
 _OTHER_VALUES = (
-    "the rank handed over other values than recorded, first in {}: look for a clock, a file, a device or a generator of "
-    "its own; the same happens on another kind of processor and with another torch"
+    "the rank handed over other values than recorded, first in {}; check for clocks, files, devices and random generators "
+    "of the test. Another kind of processor or another torch changes values, too"
 )
-_FILES = "what peers write into files is not recorded"
+_FILES = "files written by peers are not recorded"
 
 
 class RecordedOutcome(Frozen):
@@ -65,12 +65,12 @@ def _compare(expected: RecordedOutcome, seen: Replayed) -> Verdict:
     here, then = _words(seen.outcome, seen.message), _words(expected.outcome, expected.message)
     if expected.outcome is not seen.outcome:
         return Verdict(
-            words=f"the rank {here}; recorded was that it {then} ({_FILES})",
+            words=f"the rank {here}, but in the recording it {then} ({_FILES})",
             is_same=False,
         )
     count = f"after {seen.calls} calls"
     if seen.outcome.is_bad and seen.message != expected.message:
-        return Verdict(words=f"the rank {here}, {count}; recorded was that it {then}", is_same=True)
+        return Verdict(words=f"the rank {here}, {count}; in the recording it {then}", is_same=True)
     return Verdict(words=f"as recorded: the rank {here}, {count}", is_same=True)
 
 

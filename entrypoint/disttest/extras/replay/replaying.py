@@ -58,7 +58,8 @@ def replay_rank(session: pytest.Session, expected: RecordedOutcome) -> None:
     item = next((each for each in session.items if each.nodeid == head.nodeid), None)
     if item is None:
         pytest.exit(
-            f"disttest: {head.nodeid} is not among the tests that were collected here", ExitCode.USAGE
+            f"disttest: {head.nodeid} was not collected here; run the replay where the test was recorded",
+            ExitCode.USAGE,
         )
     player = Player(recording)
     report = _Report(expected, recording, player)
@@ -125,7 +126,7 @@ class _Report:
         terminalreporter.section(f"replay of rank {head.rank} of {head.shape.size}", sep="=", bold=True)
         terminalreporter.write_line(verdict.words, green=verdict.is_same, red=not verdict.is_same)
         for gap in observe.gaps():
-            terminalreporter.write_line(f"not seen by the layer: {gap}")
+            terminalreporter.write_line(f"not observed: {gap}")
 
     def _seen(self) -> Replayed:
         from disttest.extras.replay.player import Diverged

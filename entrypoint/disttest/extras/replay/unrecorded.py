@@ -22,7 +22,7 @@ def why_unrecorded(world: WorldShape | None, kind: WorldKind, options: RunOption
     if world is None or kind is WorldKind.PROCESS:
         return "without ranks"
     reasons = {
-        "whose ranks collect by themselves": options.ranks_collect,
+        "whose ranks collect the tests": options.ranks_collect,
         "whose classes start their ranks": kind is not WorldKind.RANKS,
         "with ranks on GPUs (--device cpu records them over gloo)": world.device != CPU,
     }

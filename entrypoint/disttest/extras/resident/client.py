@@ -75,7 +75,7 @@ def run_resident(
     descriptors = inheritable()
     run = ForkRequest(**describe(argv, environ, descriptors), terms=terms)
     if len(descriptors) >= MOST_AT_ONCE:
-        tell("too many descriptors are open for a resident parent: this run goes without it")
+        tell("running without a resident parent: too many file descriptors are open")
         return None
     for _ in range(_ATTEMPTS):
         connection = _open(endpoint, variables, tell)
@@ -88,14 +88,14 @@ def run_resident(
                 case int(signum):
                     return 128 + signum
                 case ForkRefused(reason=reason) if not connection.is_new:
-                    tell(f"a new resident parent: {reason}")
+                    tell(f"replacing the resident parent: {reason}")
                     _give_up(endpoint, connection)
                 case ForkRefused(reason=reason):
-                    tell(f"this run goes without a resident parent: {reason}")
+                    tell(f"running without a resident parent: {reason}")
                     _give_up(endpoint, connection)
                     return None
                 case _:
-                    tell(f"this run goes without a resident parent: {_last_words(endpoint)}")
+                    tell(f"running without a resident parent: {_last_words(endpoint)}")
                     _give_up(endpoint, connection)
                     return None
     return None
@@ -141,7 +141,7 @@ def _end_stopped(endpoint: ParentEndpoint, tell: Tell) -> None:
     with endpoint.locked():
         process = endpoint.parent()
         if process is not None and process_state(process.pid) in _STOPPED:
-            tell(f"a new resident parent: pid {process.pid} was stopped")
+            tell(f"replacing the resident parent: pid {process.pid} was stopped")
             _end_parent(endpoint)
 
 

@@ -97,15 +97,16 @@ def make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=_PRIVATE, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made for resident parents: {error.strerror}") from None
+        raise UsageError(
+            f"cannot create {folder} for resident parents: {error.strerror}; set XDG_RUNTIME_DIR"
+        ) from None
     try:
         private = is_private(str(folder))
     except FileNotFoundError:  # another process removed the empty folder
         return
     if not private:
         raise UsageError(
-            f"{folder} is for the resident parents of user {os.getuid()} only, but is not a folder of that user with mode "
-            "0700: remove it, or set XDG_RUNTIME_DIR"
+            f"{folder} is not a folder of user {os.getuid()} with mode 0700; remove it, or set XDG_RUNTIME_DIR"
         )
 
 

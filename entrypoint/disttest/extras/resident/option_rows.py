@@ -10,7 +10,7 @@ _run = rows_of("run")
 RESIDENT = _run(
     "resident",
     SWITCH,
-    "Fork the run from a process that has imported torch already, and stays for the next one.",
+    "Fork the run from a resident process that has already imported torch.",
     default=False,
     has_variable=True,
     inputs=(),
@@ -20,7 +20,7 @@ RESIDENT = _run(
 RESIDENT_IMPORTS = _run(
     "resident-imports",
     MODULES,
-    "Installed modules that the process for --resident imports, too, once a run has.",
+    "Installed modules that the process for --resident also imports once a run has imported them.",
     default=(),
     has_variable=True,
     inputs=(),

@@ -169,7 +169,7 @@ class Parent:
         if self.unfit:
             return self.unfit
         if run.executable != sys.executable:
-            return f"the interpreter is another one: {run.executable}"
+            return f"the interpreter is {run.executable}, not {sys.executable}"
         known_later = (
             {HASH_SEED: self.variables[HASH_SEED]}
             if run.terms is None
@@ -188,7 +188,7 @@ class Parent:
         if hash_seed(terms.seed, environ)[HASH_SEED] != self.variables[HASH_SEED]:
             return f"{HASH_SEED} in the environment changed"
         gone = [name for name in self.kept() if name not in terms.imports]
-        return f"resident-imports does not name {', '.join(gone)} any more" if gone else ""
+        return f"resident-imports no longer names {', '.join(gone)}" if gone else ""
 
 
 def _import_all() -> None:
@@ -212,9 +212,9 @@ def _unfit(hazard: str | None, folder: Path, kept: Sequence[str]) -> str:
     """Explain why the process must not be forked after these imports; empty if it may be."""
     if hazard:
         what = f"torch, pytest and {', '.join(kept)} (resident-imports)" if kept else "torch and pytest"
-        return f"importing {what} leaves no process that can be forked: {hazard}"
+        return f"a process that has imported {what} cannot be forked: {hazard}"
     foreign = foreign_modules(folder, _own())
-    return f"modules of {folder} would be kept in it: {', '.join(foreign)}" if foreign else ""
+    return f"it would keep modules of {folder}: {', '.join(foreign)}" if foreign else ""
 
 
 def _own() -> list[Path]:
@@ -232,7 +232,7 @@ def _listen(parent: Parent, connection: socket.socket) -> tuple[ForkRequest, For
         try:
             asked = receive_request(connection) if _peer(connection) == os.getuid() else None
         except msgspec.DecodeError:
-            send_answer(connection, ForkRefused(reason="this version of disttest asks in another way"))
+            send_answer(connection, ForkRefused(reason="the request is from another version of disttest"))
             return None
         match asked:
             case (ForkRequest() as run, descriptors):

@@ -40,7 +40,7 @@ def run_by_fork(request: RunRequest, *, signals: NotedSignals) -> int | None:
     if is_standing_by():  # this is the fork
         return None
     if names := request.needs_new_processes:
-        warn(f"{' and '.join(names)} needs new processes: this run goes without a resident parent")
+        warn(f"{' and '.join(names)} needs new processes; running without a resident parent")
         return None
     from disttest.extras.resident.client import run_resident  # imported late: most runs want no parent
 

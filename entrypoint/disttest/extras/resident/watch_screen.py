@@ -48,7 +48,7 @@ def watch(
         UsageError: there is no terminal.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("disttest watch needs a terminal: for a script there is disttest run --resident")
+        raise UsageError("disttest watch needs a terminal; use disttest run --resident in scripts")
     with tempfile.TemporaryDirectory(prefix="disttest-watch-") as folder, _key_by_key():
         _Watch(targets, pytest_args, Path(folder), run).stay()
 
@@ -121,7 +121,7 @@ class _Watch:
             case "\n" | "\r":
                 self._start(self._targets, "all")
             case "f" if failed := [*self._broken, *(known.target for known in self._failed())]:
-                self._start(failed, "what failed")
+                self._start(failed, "failed tests")
             case "r":
                 self._show_log()
         return True
@@ -226,7 +226,7 @@ class _Watch:
             return "running"
         if self._last is None:
             said = self._output().read_text(errors="replace").strip().splitlines()
-            return f"nothing was run: {said[-1] if said else 'it said nothing'}"
+            return f"nothing was run: {said[-1] if said else 'it printed nothing'}"
         spent = duration(self._last.ended_at_s - self._last.started_at_s)
         ran = f"the last run: {count(len(self._last.tests), 'test')} in {spent}"
         known = count(len(self._known), "test")
