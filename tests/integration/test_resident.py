@@ -428,7 +428,7 @@ def test_its_folder_is_private_and_takes_its_own_user_only(resident_lab: Residen
         assert stranger.stdout == "b''\n"
     endpoint.folder.chmod(0o755)
     refused = run(resident_lab, ".")
-    assert refused.exit_code == 4 and "with mode 0700: remove it, or set XDG_RUNTIME_DIR" in refused.output
+    assert refused.exit_code == 4 and "with mode 0700; remove it, or set XDG_RUNTIME_DIR" in refused.output
     endpoint.folder.chmod(0o700)
 
 
