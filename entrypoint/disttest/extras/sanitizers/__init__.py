@@ -1,6 +1,5 @@
-"""Sanitizers, which find more in a test than its verdict.
+"""Sanitizers: find faults in tests that pass.
 
-Recorders in each rank note what it calls, and judges in the world compare the recordings.
-
-``in_rank`` runs the recorders, ``in_world`` the judges. Uses the observing layer, ``disttest.observe``.
+A recorder in each rank notes its calls, and a judge in the world compares the records. ``in_rank`` runs the recorders
+and ``in_world`` the judges. The package builds on the observing layer, ``disttest.observe``.
 """

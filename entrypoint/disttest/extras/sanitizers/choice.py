@@ -1,4 +1,4 @@
-"""Which sanitizers a run wants: the value of ``--sanitize``."""
+"""The value of ``--sanitize``: the sanitizers that a run enables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from disttest.errors import UsageError
 from disttest.model import Frozen
 
 POLICIES: dict[str, tuple[str, ...]] = {"order": (), "race": ("nccl",), "values": ()}
-"""Each sanitizer, and what may be said of how it judges."""
+"""Each sanitizer with its policies for judging."""
 NAMES = tuple(POLICIES)
 OFF = "off"
 ALL = "all"
@@ -19,26 +19,29 @@ FORM = f"{'|'.join((*_NAMED, ALL))}[:{_WARN}][,…]|{OFF}"
 
 
 class Chosen(Frozen):
-    """A sanitizer that is on."""
+    """An enabled sanitizer."""
 
     name: str
+    # A sanitizer warns by default: what it finds has passed on this backend, and a default that turns green suites
+    # red is
+    # switched off.
     fails: bool
-    """Whether what it finds fails the test; else it is told beside the verdict."""
+    """Whether a finding fails the test; otherwise it is a warning."""
     policy: str = ""
-    """One of :data:`POLICIES`."""
+    """One of the sanitizer's :data:`POLICIES`."""
 
 
 def words_of(name: str) -> dict[str, str]:
-    """The fields of a finding that have the words of reports.
+    """Return the fields of a finding that contain text for reports.
 
     Args:
-        name: of the sanitizer.
+        name: name of the sanitizer.
     """
     return {"found_by": f"sanitizer {name}", "failure": "sanitizer", "section": "sanitizers"}
 
 
 def move_findings(event: dict[str, Any]) -> None:
-    """Give the findings of an event of version 0.1, whose field for any finder was ``sanitizer``, their present form."""
+    """Convert the findings of an event of version 0.1, which named the finder in the field ``sanitizer``."""
     result = event.get("result")
     for finding in result.get("findings", ()) if isinstance(result, dict) else ():
         if "sanitizer" in finding:
@@ -47,12 +50,12 @@ def move_findings(event: dict[str, Any]) -> None:
 
 
 def parse_chosen(text: str) -> tuple[Chosen, ...]:
-    """``order``, ``order:warn``, ``race:nccl``, several of them with commas, ``all``, ``all:warn``, or ``off``.
+    """Parse ``order``, ``order:warn``, ``race:nccl``, several of them with commas, ``all``, ``all:warn``, or ``off``.
 
     The last word about a sanitizer counts.
 
     Raises:
-        UsageError: there is no such sanitizer.
+        UsageError: a sanitizer or policy is unknown.
     """
     words = [word.strip() for word in text.split(",")]
     if words == [OFF]:
@@ -83,7 +86,7 @@ def _spellings() -> list[str]:
 
 
 def show_chosen(chosen: Iterable[Chosen]) -> str:
-    """The reverse."""
+    """Format the sanitizers as :func:`parse_chosen` reads them."""
     return ",".join(":".join(_words(each)) for each in chosen) or OFF
 
 

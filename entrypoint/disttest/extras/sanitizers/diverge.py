@@ -1,4 +1,4 @@
-"""``disttest diverge``: where two runs of a test have seen other numbers first."""
+"""Command ``disttest diverge``: find where two runs of a test first differ in their values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from disttest.options.flags import ShowingCommand, flags
 def diverge(
     context: click.Context, first: Path, second: Path, test: str | None, tolerance: float | None
 ) -> None:
-    """Find the first call, module or parameter at which two runs part, test by test.
+    r"""Find the first call, module or parameter at which two runs differ, test by test.
 
-    A and B are results directories of runs with --sanitize values. Exit code 0: the same, 1: not the same.
+    A and B are results directories of runs with --sanitize values. The exit code is 0 if all tests are the same, and 1
+    if not.
 
-    \b
-    disttest diverge results-green results              this run against one that was good
-    disttest diverge one four --tolerance 1e-5          world size 1 against 4: parameters and their gradients
+    \b disttest diverge results-green results              this run against one that was good disttest diverge one four
+    --tolerance 1e-5          world size 1 against 4: parameters and their gradients
     """
     from disttest.extras.sanitizers.partings import tell_partings
 

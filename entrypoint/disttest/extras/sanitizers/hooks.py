@@ -1,4 +1,4 @@
-"""The hooks of the sanitizers."""
+"""Hooks of the sanitizers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--sanitize``, and those of ``disttest diverge``."""
+    """Option ``--sanitize``, and the options of ``disttest diverge``."""
     return OPTIONS
 
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest diverge``, which compares what the values sanitizer has kept of two runs."""
+    """Add ``disttest diverge``, which compares the records of the values sanitizer of two runs."""
     from disttest.extras.sanitizers.diverge import diverge
 
     group.add_command(diverge)
@@ -36,7 +36,7 @@ def disttest_addcommands(group: click.Group) -> None:
 
 @hookimpl
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Version 0.1 named the finder of each finding a sanitizer."""
+    """Convert findings of version 0.1, which named each finder a sanitizer."""
     return {"sanitizer": move_findings}
 
 
@@ -49,7 +49,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
 
 @hookimpl
 def disttest_rank_configure(rank: Rank) -> None:
-    """Start the recorders that the run wants."""
+    """Start the recorders of the enabled sanitizers."""
     chosen = SANITIZE.of(rank.settings)
     if chosen and not (rank.spans_nodes or rank.is_launched):
         from disttest.extras.sanitizers.in_rank import Recorders
@@ -59,7 +59,7 @@ def disttest_rank_configure(rank: Rank) -> None:
 
 @hookimpl(wrapper=True)
 def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
-    """Compare what the recorders of all ranks have seen."""
+    """Compare the records of all ranks."""
     result = yield
     chosen = SANITIZE.of(attempt.settings)
     if not chosen or not attempt.has_ranks:

@@ -1,4 +1,4 @@
-"""The recorders of the sanitizers in a rank."""
+"""Recorders of the sanitizers in a rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from disttest.runtime.rank.rank_test import RankTest
 
 
 class Recorders:
-    """The observing layer tells them of each call; they report at the end of each test.
+    """Recorders that observe each call and report at the end of each test.
 
     Args:
-        chosen: the sanitizers that the run wants.
-        rank: of this process.
+        chosen: the enabled sanitizers.
+        rank: number of this rank.
     """
 
     def __init__(self, chosen: Sequence[Chosen], rank: int) -> None:
-        # A rank without torch calls no collectives, and must not pay for the import.
+        # A rank without torch calls no collectives and must not pay for the import.
         wanted = chosen if "torch.distributed" in sys.modules else ()
         self._recorders = {
             each.name: SANITIZERS[each.name].make_recorder(rank, each.policy) for each in wanted

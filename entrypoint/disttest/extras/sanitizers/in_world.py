@@ -1,4 +1,4 @@
-"""From what the ranks of a test have reported to the findings of the sanitizers."""
+"""Judge the reports of the ranks of a test."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from disttest.runtime.world.judged_attempt import JudgedAttempt
 
 
 def sanitized(result: TestResult, attempt: JudgedAttempt, chosen: Sequence[Chosen]) -> TestResult:
-    """The result with what the sanitizers have found, if the test has passed on all ranks.
+    """Add the findings of the sanitizers to the result, if the test passed on all ranks.
 
-    What a rank calls that fails, skips or is ended early differs from what the others call for that reason alone.
+    A rank that fails, skips or ends early makes other calls than its peers for that reason alone.
 
     Args:
-        result: as the ranks' own outcomes have it.
-        attempt: of the test.
-        chosen: the sanitizers that are on.
+        result: result from the outcomes of the ranks.
+        attempt: attempt of the test.
+        chosen: the enabled sanitizers.
     """
     if {record.outcome for record in result.ranks} != {
         Outcome.PASSED
@@ -44,11 +44,11 @@ def sanitized(result: TestResult, attempt: JudgedAttempt, chosen: Sequence[Chose
 
 
 def keep_reports(attempt: JudgedAttempt, chosen: Sequence[Chosen]) -> None:
-    """Write the reports of the ranks that have sent one, of failed tests too; without room on the disk there are none.
+    """Write the reports that ranks have sent, also of failed tests; skip a file if the disk is full.
 
     Args:
-        attempt: over.
-        chosen: the sanitizers that are on.
+        attempt: the finished attempt.
+        chosen: the enabled sanitizers.
     """
     world = attempt.test.world or ALONE
     for name, file in ((each.name, SANITIZERS[each.name].kept_as) for each in chosen):

@@ -1,4 +1,4 @@
-"""``--sanitize``, and the options of ``disttest diverge``."""
+"""Option ``--sanitize``, and the options of ``disttest diverge``."""
 
 from __future__ import annotations
 

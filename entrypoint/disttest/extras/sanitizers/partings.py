@@ -1,4 +1,4 @@
-"""What ``disttest diverge`` tells of two runs."""
+"""Print where ``disttest diverge`` finds a difference between two runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from disttest.reports.text import count, one_line
 
 
 def tell_partings(first: Path, second: Path, text: str, tolerance: float | None) -> bool:
-    """Print what came of each test that both runs have; whether one parts.
+    """Print the comparison of each test that both runs have. Return whether any test differs.
 
     Args:
         first: results directory of a run.
-        second: of the other.
-        text: a part of the ids of the tests that are meant.
-        tolerance: how far numbers may be from each other; None: not at all.
+        second: results directory of the other run.
+        text: part of the ids of the tests to compare.
+        tolerance: relative tolerance of numbers; None: every bit counts.
 
     Raises:
-        UsageError: they have no such test in common.
+        UsageError: the runs have no such test in common.
     """
     found = [
         (one, other)
@@ -37,7 +37,7 @@ def tell_partings(first: Path, second: Path, text: str, tolerance: float | None)
 
 
 def _tell(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> bool:
-    """Print what came of one test; whether it parts."""
+    """Print the comparison of one test. Return whether it differs."""
     parting = find_parting(one, other, tolerance)
     names = one.nodeid if one.nodeid == other.nodeid else f"{one.nodeid} and {other.nodeid}"
     if parting is None:

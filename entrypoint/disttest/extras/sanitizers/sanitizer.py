@@ -1,4 +1,4 @@
-"""What a sanitizer is: a recorder in each rank, and a judge of what all of them have seen."""
+"""Interface of a sanitizer: a recorder in each rank, and a judge of all reports."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from disttest.observe import Tool
 
 
 class SanitizerRecorder(Tool):
-    """The part that is in a rank; it notes of one test after another what its judge has to know."""
+    """Part of a sanitizer in a rank: records one test after another for the judge."""
 
     def begin(self) -> None:
-        """A test begins."""
+        """Begin a test."""
 
     def report(self) -> Frozen:
-        """What was seen since, as data."""
+        """Return the records since then, as data."""
         raise NotImplementedError
 
 
 class Consequence(NamedTuple):
-    """What a kind of finding leads to, and what to do."""
+    """Effect of a kind of finding, and advice."""
 
     effect: str
     advice: str
 
 
 class Judgement(NamedTuple):
-    """What the calls of a test came to."""
+    """Judgement of a test."""
 
     findings: tuple[PluginFinding, ...] = ()
     notes: tuple[str, ...] = ()
-    """What could not be looked at."""
+    """Descriptions of what was not examined."""
 
 
 class Sanitizer(Frozen):
-    """A row of the table."""
+    """A row of the table of sanitizers."""
 
     make_recorder: Callable[[int, str], SanitizerRecorder]
-    """For the rank with this number, and the policy that was chosen (empty: none)."""
+    """Makes the recorder for a rank, with the chosen policy (empty: none)."""
     judge: Callable[[Mapping[int, msgspec.Raw]], Judgement]
-    """From what the recorders of all ranks have reported, as JSON, in a test that has passed on all of them."""
+    """Judges the reports of all ranks, as JSON, of a test that passed on all of them."""
     kept_as: str = ""
-    """Name of the file beside a test's logs in which the reports are kept (:mod:`disttest.sanitizers.recording`);
-    empty: they are not."""
+    """Name of the file next to a test's logs that keeps the reports
+    (:mod:`disttest.extras.sanitizers.values.values_file`); empty: they are not kept."""

@@ -1,4 +1,4 @@
-"""The table of sanitizers: a row for each name of :data:`disttest.extras.sanitizers.choice.NAMES`."""
+"""Table of sanitizers, with a row for each name of :data:`disttest.extras.sanitizers.choice.NAMES`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from disttest.extras.sanitizers.values.values_file import FILE_NAME
 
 
 def _values(rank: int, policy: str) -> SanitizerRecorder:
-    from disttest.extras.sanitizers.values.value_recorder import ValuesRecorder  # imports torch and numpy
+    # Imported late: it needs torch and numpy.
+    from disttest.extras.sanitizers.values.value_recorder import ValuesRecorder
 
     del policy
     return ValuesRecorder(rank)

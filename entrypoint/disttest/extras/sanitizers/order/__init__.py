@@ -1,1 +1,1 @@
-"""The sanitizer of order: a test that passed, whose ranks call things that would hang or go wrong elsewhere."""
+"""Sanitizer ``order``: find calls of a passed test that would hang or go wrong elsewhere."""

@@ -1,6 +1,6 @@
-"""Which calls of several ranks belong together: a collective of all its members, a send and its receive. Pure.
+"""Match the calls of several ranks: a collective of all its members, a send and its receive. Pure functions.
 
-Calls are matched by their numbers: the third collective of a group is the same one on all its ranks.
+Calls are matched by number: the third collective of a group is the same one on all ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StreamPosition(NamedTuple):
 
     rank: int
     position: int
-    """In the rank's stream."""
+    """Index in the rank's stream."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -28,26 +28,26 @@ class Exchange:
 
     group: StreamGroup
     number: int
-    """From 1: among the group's collectives, or among the messages of the same two ranks with the same tag."""
+    """Number from 1, among the group's collectives, or among the messages between two ranks with the same tag."""
     members: tuple[int, ...]
-    """The ranks that take part; of a message, sender and receiver."""
+    """Ranks that take part; sender and receiver of a message."""
     is_p2p: bool
     calls: dict[int, int] = field(default_factory=dict)
-    """Rank -> index in its stream."""
+    """Rank -> index of the call in its stream."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that take part have called."""
+        """Whether all members have called."""
         return len(self.calls) == len(self.members)
 
     @property
     def absent(self) -> list[int]:
-        """Those that have not."""
+        """Members that have not called."""
         return [rank for rank in self.members if rank not in self.calls]
 
 
 class Exchanges:
-    """The calls of a test, matched; of collectives in a group those up to the first at which ranks call other things.
+    """Matched calls of a test. Collectives of a group end at the first one for which ranks made different calls.
 
     Args:
         streams: rank -> its calls.
@@ -56,9 +56,9 @@ class Exchanges:
     def __init__(self, streams: Mapping[int, Stream]) -> None:
         self._streams = streams
         self.collectives: dict[StreamGroup, list[Exchange]] = {}
-        """In the order of their numbers."""
+        """Collectives of each group, in the order of their numbers."""
         self.messages: dict[tuple[StreamGroup, int, int, int], list[Exchange]] = {}
-        """By group, sender, receiver and tag."""
+        """Messages by group, sender, receiver and tag."""
         self._counts: defaultdict[tuple[int, object], int] = defaultdict(int)
         self._groups: dict[tuple[str, tuple[int, ...]], StreamGroup] = {}
         blind = {(self._group(each), rank) for rank, each in self._any_source()}
@@ -67,39 +67,39 @@ class Exchanges:
                 signature = stream.signatures[number]
                 members = signature.group.ranks
                 if rank not in members or not streams.keys() >= set(members):
-                    continue  # a group of other processes than the ranks of the world
+                    continue  # not a group of the ranks of this world
                 if not signature.is_p2p:
                     self._take_collective(rank, index, signature)
                 elif signature.peer not in (rank, ANY_SOURCE):
                     self._take_message(rank, index, signature, blind)
         self.parted = {group for group in self.collectives if self._cut(group)}
-        """The groups in which ranks have called other things at one number: nothing after it can be compared."""
+        """Groups whose ranks made different calls at the same number; nothing after that can be compared."""
 
     def at(self, place: StreamPosition) -> CallSignature:
-        """The call there."""
+        """Return the call at a position."""
         stream = self._streams[place.rank]
         return stream.signatures[stream.calls[place.position]]
 
     def of(self, exchange: Exchange, rank: int) -> CallSignature:
-        """What a rank called there."""
+        """Return the call of a rank in an exchange."""
         return self.at(StreamPosition(rank, exchange.calls[rank]))
 
     def calls_of(self, rank: int) -> Sequence[int]:
-        """The numbers of the signatures that a rank has called, in order."""
+        """Return the signature numbers of a rank's calls, in order."""
         return self._streams[rank].calls
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those whose calls are known."""
+        """Ranks whose calls are known."""
         return tuple(self._streams)
 
     def all(self) -> Iterator[Exchange]:
-        """Each of them."""
+        """Yield all exchanges."""
         for exchanges in (*self.collectives.values(), *self.messages.values()):
             yield from exchanges
 
     def _any_source(self) -> Iterator[tuple[int, CallSignature]]:
-        """The receives from whoever sends first: nobody can tell which message they have taken."""
+        """Yield the receives from any source: the message that one received is unknown."""
         for rank, stream in self._streams.items():
             yield from ((rank, each) for each in stream.signatures if each.peer == ANY_SOURCE)
 
@@ -127,12 +127,12 @@ class Exchanges:
         exchanges[number - 1].calls[rank] = index
 
     def _group(self, signature: CallSignature) -> StreamGroup:
-        """The group of a call, the same object on all ranks: they may describe it otherwise."""
+        """Return one group object for all ranks, which may describe the group differently."""
         group = signature.group
         return self._groups.setdefault((group.name, group.ranks), group)
 
     def _cut(self, group: StreamGroup) -> bool:
-        """Leave out what comes after the first collective at which ranks call other things; whether there is one."""
+        """Cut the collectives at the first one for which ranks made different calls. Return whether there is one."""
         exchanges = self.collectives[group]
         for exchange in exchanges:
             if len({self.of(exchange, rank).family for rank in exchange.calls}) > 1:

@@ -1,4 +1,4 @@
-"""Calls that are missing on another rank, and handles that nobody keeps. Pure."""
+"""Find calls that are missing on another rank, and handles that are never waited for. Pure functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NEVER_WAITED = Consequence(
 
 
 def find_extras(exchanges: Exchanges) -> Iterator[PluginFinding]:
-    """Of each group the first collective, and of each two ranks the first message, that not all have called."""
+    """Yield the first incomplete collective of each group, and the first incomplete message between each two ranks."""
     for group, collectives in exchanges.collectives.items():
         first = next((exchange for exchange in collectives if not exchange.is_complete), None)
         if first is not None and group not in exchanges.parted:
@@ -60,11 +60,11 @@ def _extra(exchange: Exchange, exchanges: Exchanges, consequence: Consequence) -
 
 
 def find_never_waited(exchanges: Exchanges, told: Collection[str] = ()) -> Iterator[PluginFinding]:
-    """One finding for each line whose asynchronous call nobody can wait for.
+    """Yield one finding for each line whose asynchronous call can never be waited for.
 
     Args:
-        exchanges: of the test.
-        told: lines of which another finding tells already.
+        exchanges: calls of the test.
+        told: lines that another finding covers already.
     """
     by_line: dict[tuple[str, int], dict[int, int]] = {}
     for rank in exchanges.ranks:

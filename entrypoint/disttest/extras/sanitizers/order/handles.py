@@ -1,7 +1,7 @@
-"""Whether the caller of a function does anything with what it returns, read from the caller's bytecode. Pure.
+"""Read from the caller's bytecode whether it uses the result of a call. Pure functions.
 
-A handle that is kept may be waited for by anybody at any time. One that is popped, or stored in a local variable that
-nothing ever reads, is waited for by nobody: that is sure.
+Code anywhere may wait for a handle that is kept. A handle that is popped, or stored in a local variable that is never
+read, is certainly never waited for.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import dis
 from types import CodeType
 
+# https://docs.python.org/3/library/dis.html#opcode-STORE_FAST
 _STORES = frozenset({"STORE_FAST"})
 
 
 _known: dict[tuple[int, int], tuple[CodeType, bool]] = {}
-"""By address, which stays since the code is kept: the hash of a code object reads all of it, each time."""
+"""Keyed by address, which is stable since the code is kept. The hash of a code object reads all of it each time."""
 
 
 def is_thrown_away(code: CodeType, at: int) -> bool:
-    """Whether the result of the call at this offset (``f_lasti``) is used by nobody."""
+    """Whether the result of the call at this offset (``f_lasti``) is never used."""
     known = _known.get((id(code), at))
     if known is None:
         known = _known[id(code), at] = code, _has_no_use(code, at)
@@ -34,7 +35,7 @@ def _has_no_use(code: CodeType, at: int) -> bool:
 
 
 def _is_read(code: CodeType, name: str) -> bool:
-    """Whether a local variable is read anywhere; those that inner functions share are other instructions."""
+    """Whether a local variable is read anywhere; cell variables of inner functions use other instructions."""
     reads = (each.argval for each in dis.get_instructions(code) if _is_read_of_locals(each))
     return any(name in (read if isinstance(read, tuple) else (read,)) for read in reads)
 

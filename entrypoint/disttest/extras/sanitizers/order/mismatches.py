@@ -1,4 +1,4 @@
-"""Ranks that call different things at the same number of a group, or the same thing with tensors that do not fit. Pure."""
+"""Find different calls of ranks at the same number of a group, and equal calls with unfit tensors. Pure functions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SAME_SIZES = frozenset(
     }
 )
 _BYTES = frozenset({"uint8", "int8"})
-"""What tensors of other types are seen as where only their bytes matter."""
+"""Types as which tensors of other types are viewed if only their bytes matter."""
 
 
 class _Difference(NamedTuple):
@@ -62,14 +62,14 @@ class _Difference(NamedTuple):
     first: int
     """A rank."""
     second: int
-    """One that differs from it."""
+    """A rank that differs from ``first``."""
 
 
 _Check = Callable[[Exchange, Exchanges], _Difference | None]
 
 
 def find_mismatches(exchanges: Exchanges) -> Iterator[PluginFinding]:
-    """One finding for each pair of lines that do not agree."""
+    """Yield one finding for each pair of lines that disagree."""
     told: set[tuple[str, ...]] = set()
     for exchange in exchanges.all():
         if not exchange.is_complete:
@@ -111,7 +111,7 @@ def _finding(exchange: Exchange, difference: _Difference, exchanges: Exchanges) 
 def _differing(
     exchange: Exchange, exchanges: Exchanges, consequence: Consequence, key: Callable[[CallSignature], object]
 ) -> _Difference | None:
-    """The first rank that differs from those before it; None where all agree."""
+    """Return the first rank that differs from those before it; None if all agree."""
     first = exchange.members[0]
     expected = key(exchanges.of(exchange, first))
     other = next((rank for rank in exchange.members if key(exchanges.of(exchange, rank)) != expected), None)
@@ -128,14 +128,14 @@ def _other_root(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
 
 def _other_reduction(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
     if not all(exchanges.of(exchange, rank).reduce_op for rank in exchange.members):
-        return None  # C++ has issued one of them, and does not tell
+        return None  # a call from C++ does not show its reduction
     return _differing(exchange, exchanges, _REDUCTION, lambda call: call.reduce_op)
 
 
 def _other_dtype(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
     known = [
         rank for rank in exchange.members if _dtypes(exchanges.of(exchange, rank))
-    ]  # some may have nothing to send
+    ]  # some ranks may send nothing
     other = next(
         (r for r in known if _dtypes(exchanges.of(exchange, r)) != _dtypes(exchanges.of(exchange, known[0]))),
         None,
@@ -163,11 +163,11 @@ def _other_shape(exchange: Exchange, exchanges: Exchanges) -> _Difference | None
         case "alltoall_base":
             return _other_splits(exchange, exchanges)
         case _:
-            return None  # what may differ from rank to rank
+            return None  # shapes may differ between ranks
 
 
 def _form(spec: Spec) -> list[int]:
-    """Its shape without dimensions of length one, which change no order: a loss is of shape [] or [1]."""
+    """Return the shape without dimensions of length one, which change no order: a loss has shape [] or [1]."""
     return [length for length in spec.shape if length != 1]
 
 
@@ -177,11 +177,11 @@ _Tensors = Callable[[CallSignature], Sequence[Spec]]
 def _other_parts(
     exchange: Exchange, exchanges: Exchanges, lists: _Tensors, own: _Tensors
 ) -> _Difference | None:
-    """Of lists with one tensor for each rank: whether a rank's own tensor is not what another one's list has for it."""
+    """Find a rank whose own tensor differs from its entry in the list of another rank."""
     for holder in exchange.members:
         parts = lists(exchanges.of(exchange, holder))
         if len(parts) != len(exchange.members):
-            continue  # not the root
+            continue  # only the root has the list
         for rank, part in zip(exchange.members, parts, strict=True):
             mine = own(exchanges.of(exchange, rank))
             if holder != rank and len(mine) == 1 and _form(mine[0]) != _form(part):
@@ -190,7 +190,7 @@ def _other_parts(
 
 
 def _other_splits(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
-    """Whether a rank gives another one a different number of rows than that takes from it."""
+    """Find a rank that gives another one a different number of rows than that one takes."""
     members = exchange.members
     rows = {rank: _rows(exchanges.of(exchange, rank), len(members)) for rank in members}
     for place, giver in enumerate(members):
@@ -202,7 +202,7 @@ def _other_splits(exchange: Exchange, exchanges: Exchanges) -> _Difference | Non
 
 
 class _Rows(NamedTuple):
-    """By rank; empty where they are not known."""
+    """Numbers of rows by rank; empty if unknown."""
 
     taken: Sequence[int]
     given: Sequence[int]
@@ -222,7 +222,7 @@ def _other_message(exchange: Exchange, exchanges: Exchanges) -> _Difference | No
     sender, receiver = exchange.members
     tensors = (*exchanges.of(exchange, sender).inputs, *exchanges.of(exchange, receiver).outputs)
     if len(tensors) != 2:
-        return None  # not told
+        return None  # unknown
     sent, taken = tensors
     if sent.dtype != taken.dtype:
         return None if _BYTES & {sent.dtype, taken.dtype} else _Difference(_DTYPE, sender, receiver)

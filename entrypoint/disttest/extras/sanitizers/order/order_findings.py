@@ -1,4 +1,4 @@
-"""A finding with the calls that it is about, and a few around them."""
+"""Make findings with the calls that they are about, and a few calls around those."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from disttest.model import PluginFinding, RankCalls, SeenCall
 
 NAME = "order"
 _AROUND = 2
-"""Calls shown before and after one that decides."""
+"""Calls shown before and after a decisive one."""
 _MOST_SHOWN = 12
 """Calls shown of one rank."""
 
@@ -24,14 +24,14 @@ def make_finding(
     exchanges: Exchanges,
     decisive: Mapping[int, Sequence[int]],
 ) -> PluginFinding:
-    """A finding.
+    """Make a finding.
 
     Args:
-        kind: of it.
-        message: which rank does what, and where.
-        consequence: what comes of it, and what to do.
-        exchanges: of the test.
-        decisive: rank -> indices of the calls that it is about.
+        kind: kind of the finding.
+        message: the ranks, their calls and the lines.
+        consequence: effect and advice.
+        exchanges: calls of the test.
+        decisive: rank -> indices of the calls that the finding is about.
     """
     return PluginFinding(
         finder=NAME,

@@ -1,4 +1,4 @@
-"""From the calls of all ranks to what is wrong with their order. Pure."""
+"""Judge the order of the calls of all ranks. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _decoder = msgspec.json.Decoder(Stream)
 
 
 def judge_order(streams: Mapping[int, Stream]) -> tuple[PluginFinding, ...]:
-    """What is wrong with a test that has passed on all ranks.
+    """Judge a test that passed on all ranks.
 
     Args:
-        streams: rank -> its calls, of all ranks of the world.
+        streams: rank -> its calls, for all ranks of the world.
     """
     if any(stream.doubtful for stream in streams.values()) or _are_all_alike(streams):
         return ()
@@ -42,7 +42,7 @@ def judge_order(streams: Mapping[int, Stream]) -> tuple[PluginFinding, ...]:
 
 
 def _are_all_alike(streams: Mapping[int, Stream]) -> bool:
-    """Whether all ranks have called the same collectives, all of all of them, which is what most tests do: quickly seen."""
+    """Whether all ranks made the same collectives of the whole world, as in most tests. A fast check."""
     first, *others = streams.values()
     plain = all(
         not (call.is_p2p or call.dropped) and len(call.group.ranks) == len(streams)
@@ -52,7 +52,7 @@ def _are_all_alike(streams: Mapping[int, Stream]) -> bool:
 
 
 def limits_of(streams: Mapping[int, Stream]) -> tuple[str, ...]:
-    """What was not compared, in words."""
+    """Describe the calls that were not compared."""
     cut = {rank: stream.beyond for rank, stream in streams.items() if stream.beyond}
     if not cut:
         return ()
@@ -62,7 +62,7 @@ def limits_of(streams: Mapping[int, Stream]) -> tuple[str, ...]:
 
 
 def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
-    """What follows from what the ranks have sent; what is alike to the byte, as in most tests, is read once."""
+    """Judge the reports of the ranks. Reports that are equal to the byte, as in most tests, are decoded once."""
     texts = {rank: bytes(report) for rank, report in sorted(reports.items())}
     read = {text: _decoder.decode(text) for text in {*texts.values()}}
     streams = {rank: read[text] for rank, text in texts.items()}

@@ -1,4 +1,4 @@
-"""The part of the sanitizer that is in a rank: it notes each call, in about two microseconds, and keeps no tensor."""
+"""Recorder of the sanitizer ``order`` in a rank: note each call, in about two microseconds, without keeping tensors."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 _KEEPING = frozenset({"_coalescing_manager", "monitored_barrier", "recv", "send"})
-"""Functions of torch that wait for the handle themselves, or hand it on otherwise than by returning it."""
+"""Functions of torch that wait for the handle, or pass it on by another way than returning it."""
 _BATCH = "batch_isend_irecv"
 
 
 class _Way(Enum):
-    """What a function between the kernel and the user's line does with a handle."""
+    """Use of a handle in a function between the kernel and the user's line."""
 
     RETURNS = auto()
     KEEPS = auto()
-    """Or waits, or needs none: functions of torch that issue calls for themselves (join, FSDP)."""
+    """Keeps it, waits for it, or needs none: functions of torch that issue calls for themselves (join, FSDP)."""
     BATCHES = auto()
 
 
 _ways: dict[int, tuple[CodeType, _Way]] = {}
-"""By address of the code, which stays since it is kept."""
+"""Keyed by the address of the code, which is stable since the code is kept."""
 
 
 def _way_of(code: CodeType) -> _Way:
@@ -61,36 +61,36 @@ def _find_way(code: CodeType) -> _Way:
 
 
 class OrderRecorder(SanitizerRecorder):
-    """Notes the calls of one test after another.
+    """Recorder of the calls of one test after another.
 
     Args:
-        rank: of this process in its world.
+        rank: number of this rank in its world.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._lock = threading.Lock()
-        """Threads may each have a group, and call at the same time."""
+        """Threads may use one group each, and call at the same time."""
         self.begin()
 
     def begin(self) -> None:
-        """A test begins."""
+        """Begin a test."""
         self._calls: list[int] = []
         self._known: dict[tuple[Any, ...], int] = {}
         self._signatures: list[CallSignature] = []
         self._codes: list[CodeType | None] = []
-        """Keeps alive what keys name by its address."""
+        """Keeps alive the code objects that keys name by address."""
         self._threads: dict[int, int] = {}
         self._makings: list[GroupMaking] = []
         self._dropped: dict[int, int] = {}
-        """Number of a call whose handle is thrown away, as its bytecode says -> its place among the calls."""
+        """Number of a call whose bytecode discards the handle -> its index among the calls."""
         self._waited: dict[int, int] = {}
-        """Signature of such calls -> the same of those that were waited for."""
+        """Signature of such a call -> the same signature for a call that was waited for."""
         self._beyond = 0
         self._doubtful = False
 
     def report(self) -> Stream:
-        """What was called since the test began."""
+        """Return the calls since the test began."""
         return Stream(
             signatures=tuple(self._signatures),
             calls=tuple(self._calls),
@@ -133,12 +133,12 @@ class OrderRecorder(SanitizerRecorder):
             self._calls.append(number)
 
     def on_error(self, call: Call, error: BaseException) -> None:
-        """Note that one was refused."""
+        """Note that a call was refused: the test may expect that, so nothing follows from its order."""
         del call, error
         self._doubtful = True
 
     def on_wait(self, wait: Wait) -> None:
-        """Note a group that all ranks have to make; one that its members make alone has no number."""
+        """Note a group that all ranks have to make. A group that only its members make has no number."""
         if wait.call is not None and (place := self._dropped.pop(wait.call.n, None)) is not None:
             with self._lock:
                 self._calls[place] = self._waited_for(self._calls[place])
@@ -155,13 +155,13 @@ class OrderRecorder(SanitizerRecorder):
             )
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
-        """Note that a wait has raised."""
+        """Note that a wait raised."""
         del wait
         if error is not None:
             self._doubtful = True
 
     def _waited_for(self, number: int) -> int:
-        """The signature of a call whose handle was not thrown away: code of ``exec`` has kept it, which has no line."""
+        """Return the signature of a call that was waited for after all: ``exec`` kept a handle that bytecode drops."""
         known = self._waited.get(number)
         if known is None:
             known = self._waited[number] = len(self._signatures)
@@ -180,7 +180,7 @@ class OrderRecorder(SanitizerRecorder):
 
 
 def sign(call: Call, *, thread: int = 0, batched: bool = False, dropped: bool = False) -> CallSignature:
-    """What there is to say of a call without its tensors; of the rest see :class:`CallSignature`."""
+    """Make the signature of a call, without its tensors."""
     group = call.group
     return CallSignature(
         op=call.op,
@@ -203,16 +203,16 @@ def sign(call: Call, *, thread: int = 0, batched: bool = False, dropped: bool = 
 
 
 def _handling(call: Call) -> tuple[bool, bool]:
-    """Whether a call is part of a batch, and whether its caller has thrown its handle away.
+    """Whether a call is part of a batch, and whether its caller discards the handle.
 
-    torch's functions that lie between the kernel and the user's line tell it: ``send`` is an ``isend`` with a wait.
+    The functions of torch between the kernel and the user's line decide that: ``send`` is an ``isend`` with a wait.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # cheaper than any other way by far
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.currentframe has no depth, inspect.stack is slow
     batched, direct = False, True
     while frame is not None and frame.f_code is not call.site.code:
         way = _way_of(frame.f_code)
         if way is _Way.BATCHES:
-            batched, direct = True, True  # it returns a list of its handles
+            batched, direct = True, True  # the batch returns a list of its handles
         else:
             direct = direct and way is _Way.RETURNS
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""How findings about order are told: the calls, the ranks, and for each kind what comes of it and what to do."""
+"""Words of findings about order: descriptions of calls and ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from disttest.observe.operations import title_of
 
 
 def describe(call: CallSignature) -> str:
-    """``all_reduce SUM of float32[4]``, ``send to rank 1 of float32[4]``."""
+    """Format ``all_reduce SUM of float32[4]`` or ``send to rank 1 of float32[4]``."""
     title = title_of(call.op)
     parts = [title, *([call.reduce_op] if call.reduce_op else []), *_ends(call)]
     tensors = call.inputs or call.outputs
@@ -32,10 +32,10 @@ def _ends(call: CallSignature) -> list[str]:
 
 
 def title(call: CallSignature) -> str:
-    """``all_reduce``, ``send to rank 1``: what it is, without its tensors."""
+    """Format ``all_reduce`` or ``send to rank 1``: the call without its tensors."""
     return " ".join([title_of(call.op), *_ends(call)])
 
 
 def at(call: CallSignature) -> str:
-    """`` at test_step.py:39``, or nothing."""
+    """Format `` at test_step.py:39``; empty if the line is unknown."""
     return f" at {call.where}" if call.where else ""

@@ -1,10 +1,13 @@
-"""Orders in which ranks would wait for each other, if each did one thing after the other. Pure.
+"""Find orders in which ranks would wait for each other if each did one thing after the other. Pure functions.
 
-Every thread of every rank is a queue of its calls. A call is done when all that take part have it at the head of their
-queues; the calls of one batch are at the head together. Gloo does more at once: it runs asynchronous calls of different
-groups, and of different pairs of ranks, side by side. NCCL does not: communicators are made when they are first used,
-which blocks until all members come, and kernels of one GPU may run one after the other. So queues that get stuck here,
-in a test that has passed, are a deadlock elsewhere. It is what lockdep does with the order of locks.
+Each thread of each rank is a queue of its calls. A call is done when all members have it at the head of their queues;
+the calls of one batch are at the head together. Gloo does more at a time: it runs asynchronous calls of different
+groups, and of different pairs of ranks, in parallel. NCCL does not: making a communicator at its first use blocks until
+all members have come, and kernels of one GPU may run one after another. Queues that block in a test that passed are
+therefore a deadlock elsewhere. Linux's lockdep checks the order of locks in the same way.
+
+One pass over the queues finds two groups in opposite order, cycles of three and crossing messages, in time linear in
+the calls, and yields the cycle as the proof.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from disttest.extras.sanitizers.sanitizer import Consequence
 from disttest.model import PluginFinding
 
 _MOST_STOPS = 1_000
-"""How often queues that are stuck are helped on to look for more."""
+"""Blocked queues that are released to search for more cycles."""
 
 _ADVICE = {
     OrderFindingKind.GROUP_ORDER: Consequence(
@@ -46,15 +49,15 @@ _ADVICE = {
 
 @dataclass(kw_only=True, eq=False)
 class _Queue:
-    """The calls of one thread."""
+    """Calls of one thread."""
 
     rank: int
     steps: list[list[Exchange]] = field(default_factory=list)
-    """In order; the calls of one batch are one step."""
+    """Steps in order; the calls of one batch are one step."""
     head: int = 0
 
     def pending(self, done: set[Exchange]) -> list[Exchange]:
-        """What it waits for; empty once all is done."""
+        """Return the exchanges that the queue waits for; empty once all are done."""
         while self.head < len(self.steps):
             if rest := [exchange for exchange in self.steps[self.head] if exchange not in done]:
                 return rest
@@ -63,11 +66,11 @@ class _Queue:
 
 
 _Link = tuple[_Queue, Exchange]
-"""A queue, and what it waits for."""
+"""A queue, and the exchange that it waits for."""
 
 
 def find_order(exchanges: Exchanges) -> Iterator[PluginFinding]:
-    """One finding for each cycle of lines whose calls wait for each other."""
+    """Yield one finding for each cycle of lines whose calls wait for each other."""
     queues, homes = _queues(exchanges)
     done: set[Exchange] = set()
     told: set[frozenset[str]] = set()
@@ -88,7 +91,7 @@ def find_order(exchanges: Exchanges) -> Iterator[PluginFinding]:
 
 
 def _queues(exchanges: Exchanges) -> tuple[list[_Queue], dict[Exchange, list[_Queue]]]:
-    """The queues, and in which of them each exchange is."""
+    """Return the queues, and the queues of each exchange."""
     at_place = {
         StreamPosition(rank, i): exchange
         for exchange in exchanges.all()
@@ -112,7 +115,7 @@ def _queues(exchanges: Exchanges) -> tuple[list[_Queue], dict[Exchange, list[_Qu
 
 
 def _run(moved: list[_Queue], homes: dict[Exchange, list[_Queue]], done: set[Exchange]) -> None:
-    """Do what can be done, from queues whose heads are new."""
+    """Complete all possible exchanges, beginning with the queues that have moved."""
     waiting = list(moved)
     while waiting:
         for exchange in waiting.pop().pending(done):
@@ -122,7 +125,7 @@ def _run(moved: list[_Queue], homes: dict[Exchange, list[_Queue]], done: set[Exc
 
 
 def _cycle(start: _Queue, homes: dict[Exchange, list[_Queue]], done: set[Exchange]) -> list[_Link]:
-    """Queues of which each waits for the next one, and the last for the first."""
+    """Return queues each of which waits for the next one, and the last for the first."""
     path: list[_Link] = []
     queue = start
     while all(queue is not seen for seen, _ in path):

@@ -1,4 +1,4 @@
-"""What a rank has called in a test, as data: each distinct call once, and the order of all by number."""
+"""The calls of a rank in a test as data: each distinct call once, and their order by number."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class StreamGroup(Frozen):
 
     @property
     def title(self) -> str:
-        """How messages name it."""
+        """Name of the group in messages."""
         return group_title(self.name, self.description, self.ranks)
 
 
 class CallSignature(Frozen):
-    """A call, with everything that tells it from others but its place in the order."""
+    """A call with all of its properties except its position in the order."""
 
     op: str
     group: StreamGroup
@@ -32,7 +32,7 @@ class CallSignature(Frozen):
     tag: int = 0
     root: int | None = None
     reduce_op: str = ""
-    """Empty: none, or not known."""
+    """Empty if there is none, or if it is unknown."""
     inputs: tuple[Spec, ...] = ()
     outputs: tuple[Spec, ...] = ()
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -40,47 +40,47 @@ class CallSignature(Frozen):
     file: str = ""
     line: int = 0
     thread: int = 0
-    """Threads of the rank, numbered as they called first."""
+    """Number of the thread, in the order of the threads' first calls."""
     batched: bool = False
     """Part of a ``batch_isend_irecv``, within which order does not matter."""
     dropped: bool = False
-    """An asynchronous call whose handle its caller has thrown away."""
+    """An asynchronous call whose caller discards the handle."""
 
     @property
     def family(self) -> str:
-        """Operations that do the same, with another layout of their tensors, and meet each other on every backend."""
+        """Name shared by operations that do the same with another layout of tensors, and so match each other."""
         return self.op.removesuffix("_base")
 
     @property
     def is_p2p(self) -> bool:
-        """Whether it is a send or a receive."""
+        """Whether the call is a send or a receive."""
         return self.peer is not None
 
     @property
     def is_send(self) -> bool:
-        """Whether it is a send."""
+        """Whether the call is a send."""
         return self.op == "send"
 
     @property
     def where(self) -> str:
-        """``test_step.py:39``; empty where nobody in Python has called."""
+        """Format ``test_step.py:39``; empty if the call did not come from Python."""
         return short_place(self.file, self.line)
 
 
 class GroupMaking(Frozen):
-    """A group that a rank has made with all others, as a member or not."""
+    """A group that a rank made together with all others, whether as a member or not."""
 
     number: str
-    """torch's name of it."""
+    """torch's name of the group."""
     ranks: tuple[int, ...]
     dimension: str = ""
-    """Of a DeviceMesh, as ``mesh_dp``."""
+    """Dimension of a DeviceMesh, such as ``mesh_dp``."""
     file: str = ""
     line: int = 0
 
     @property
     def where(self) -> str:
-        """``test_step.py:39``; empty where Python has not called."""
+        """Format ``test_step.py:39``; empty if the call did not come from Python."""
         return short_place(self.file, self.line)
 
 
@@ -89,10 +89,10 @@ class Stream(Frozen):
 
     signatures: tuple[CallSignature, ...] = ()
     calls: tuple[int, ...] = ()
-    """Each an index of ``signatures``, in the order of issue."""
+    """Indices into ``signatures``, in the order of issue."""
     makings: tuple[GroupMaking, ...] = ()
     beyond: int = 0
-    """How many more there were."""
+    """Number of further calls."""
     doubtful: bool = False
-    """Nothing follows from it: a call or a wait has raised, which its test may have meant, or the default group numbers
-    its ranks otherwise than their world."""
+    """Nothing follows from the calls: one of them or a wait raised, which the test may expect, or the default group
+    numbers its ranks differently from the world."""

@@ -1,4 +1,4 @@
-"""Groups that ranks have numbered differently: torch counts them in each process, and ranks meet by number. Pure."""
+"""Find groups that ranks number differently: each process counts them, and ranks meet by number. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNLIKE = Consequence(
 
 
 def find_unlike_groups(streams: Mapping[int, Stream]) -> Iterator[PluginFinding]:
-    """Yield a finding for the first number under which ranks have made different groups, or some have made none."""
+    """Yield a finding for the first number under which ranks made different groups, or only some made one."""
     made = {rank: _by_number(stream) for rank, stream in streams.items()}
     for key in dict.fromkeys(key for each in made.values() for key in each):
         found = {rank: each.get(key) for rank, each in made.items()}
@@ -32,12 +32,12 @@ def find_unlike_groups(streams: Mapping[int, Stream]) -> Iterator[PluginFinding]
 def _are_unlike(makings: Sequence[GroupMaking | None]) -> bool:
     if len({making and (making.ranks, making.dimension) for making in makings}) == 1:
         return False
-    # Each rank alone in a group of its own meets nobody under the number, and counts like the others.
+    # A rank alone in its group meets no other rank under that number.
     return not all(making and len(making.ranks) == 1 and not making.dimension for making in makings)
 
 
 def _by_number(stream: Stream) -> dict[tuple[str, int], GroupMaking]:
-    """By number and how often it was given: torch counts anew when the default group was destroyed."""
+    """Map number and occurrence to the group: torch restarts counting after the default group is destroyed."""
     given: Counter[str] = Counter()
     found = {}
     for making in stream.makings:

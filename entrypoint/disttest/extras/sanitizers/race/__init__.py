@@ -1,1 +1,1 @@
-"""The sanitizer of races: a tensor is touched while a call that uses it is pending, though the test passed."""
+"""Sanitizer ``race``: find tensors of a passed test that are accessed while a call that uses them is pending."""

@@ -1,4 +1,4 @@
-"""What an operation does with each of its tensors, from its schema: nothing, reading or writing."""
+"""Accesses of an operation to each of its tensors, from its schema: none, read or write."""
 
 from __future__ import annotations
 
@@ -54,24 +54,24 @@ _NO_BYTES = frozenset(
         "zeros_like",
     )
 )
-"""Operations that look at a tensor's shape, or change that of the tensor alone; their schemas do not tell."""
+"""Operations that read only the shape of a tensor, or change only that; their schemas do not show it."""
 _NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "prim", "profiler"})
-"""Of collectives, which are told as calls, and of what takes no tensors."""
+"""Namespaces of collectives, which are observed as calls, and of operations without tensors."""
 _COPYING = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast"})
-"""Functional collectives that copy their input first: the call has the copy."""
+"""Functional collectives that copy their input first; the call uses the copy."""
 HANDS_OUT = frozenset({"__array__", "__dlpack__", "numpy"})
-"""Methods that give others the memory, who may read and write it as long as they like."""
+"""Methods that hand out the memory, which may then be read and written at any time."""
 
 
 class Access(NamedTuple):
-    """One tensor of an operation."""
+    """Access to one tensor of an operation."""
 
     tensor: Any
     writes: bool
 
 
 class _Argument(NamedTuple):
-    """Where an operation has a tensor that it touches, or several."""
+    """Position of an argument with one or more tensors that the operation accesses."""
 
     place: int
     name: str
@@ -91,7 +91,7 @@ def _plan(func: Any) -> tuple[_Argument, ...]:
 
 
 def _touched_argument(place: int, argument: Any) -> _Argument | None:
-    """None: it is no tensor, or only a view of it is made."""
+    """Return None if the argument is not a tensor, or only a view of it is made."""
     if "Tensor" not in str(argument.type):
         return None
     alias = argument.alias_info
@@ -101,12 +101,12 @@ def _touched_argument(place: int, argument: Any) -> _Argument | None:
 
 
 def accesses(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Access]:
-    """The tensors that an operation reads or writes.
+    """Yield the tensors that an operation reads or writes.
 
     Args:
-        func: as :meth:`disttest.observe.Tool.on_op` has it.
-        args: likewise.
-        kwargs: likewise.
+        func: operation, as in :meth:`disttest.observe.Tool.on_op`.
+        args: positional arguments, likewise.
+        kwargs: keyword arguments, likewise.
     """
     if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
         yield from (Access(value, False) for value in args[:1] if isinstance(value, torch.Tensor))

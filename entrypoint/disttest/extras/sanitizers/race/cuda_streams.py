@@ -1,7 +1,8 @@
-"""The streams of CUDA in this process: what they wait for, whoever makes them, by torch's own trace of it.
+"""CUDA streams of this process and what they wait for, from torch's own trace of CUDA events.
 
-The trace tells of the events of NCCL and of the autograd engine, too. torch cannot switch it off again; it is on from the first
-call over NCCL that a sanitizer of races sees.
+The trace includes events of C++ code: NCCL, the autograd engine and ``nonzero()`` order streams there, and each one
+missed would be a false finding. torch cannot switch the trace off again. It is therefore switched on by the first call
+over NCCL that this sanitizer sees.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
 
 class CudaStreams:
-    """Which streams come after which calls.
+    """Order of CUDA streams and calls.
 
     Args:
-        over: is told of calls that are over, since a thread has waited for a stream, an event or the device.
+        over: called with the numbers of calls that are complete, since a thread has waited for a stream, an event or
+            the device.
     """
 
     def __init__(self, over: Callable[[set[int]], None]) -> None:
@@ -35,20 +37,22 @@ class CudaStreams:
             (_gpu_trace.register_callback_for_device_synchronization, order.over_with_device),
         ):
             register(lambda *which, calls=calls: over(calls(*which)))
+        # torch's own sanitizer of CUDA streams uses the same trace:
+        # https://github.com/pytorch/pytorch/blob/main/torch/cuda/_sanitizer.py
         torch._C._activate_gpu_trace()  # noqa: SLF001
 
     def begin_issue(self, device: torch.device) -> None:
-        """This thread hands a call to its backend."""
+        """Note that this thread hands a call to its backend."""
         if not torch.cuda.is_current_stream_capturing():
             self.order.begin_issue(_current(device))
 
     def is_behind(self, device: torch.device, call: int) -> bool:
-        """Whether what this thread launches now comes after a call."""
+        """Whether work that this thread launches now runs after a call."""
         return self.order.is_behind(_current(device), call)
 
     @staticmethod
     def blocks(wait: Wait) -> bool:
-        """Whether a wait makes the thread wait, as ``wait()`` with a time limit of its own does, and not only a stream."""
+        """Whether a wait blocks the thread, as ``wait()`` with a time limit does, and not only a stream."""
         if any(os.environ.get(name, "0") != "0" for name in _BLOCKING):  # noqa: TID251  # torch reads it, too
             return True
         return wait.call is not None and wait.timeout_s != wait.call.timeout_s

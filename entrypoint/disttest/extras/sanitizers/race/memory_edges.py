@@ -1,4 +1,4 @@
-"""Where memory begins and ends, as one list: in, out, in, out. Pure."""
+"""Edges of memory ranges, as one sorted list of alternating starts and ends. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 
 def edges_of(ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """The edges of what some ranges cover together, in order.
+    """Return the sorted edges of the union of some ranges.
 
     Args:
-        ranges: first address, and the one behind the last.
+        ranges: pairs of the first address and the one behind the last.
     """
     edges: list[int] = []
     for start, end in sorted(ranges):
@@ -22,5 +22,5 @@ def edges_of(ranges: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def is_between(edges: Sequence[int], address: int) -> bool:
-    """Whether an address is covered."""
+    """Whether an address is in a range."""
     return bisect_right(edges, address) % 2 == 1

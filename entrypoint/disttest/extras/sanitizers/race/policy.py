@@ -1,4 +1,4 @@
-"""When a call counts as over. Pure."""
+"""Policy for when a call is complete. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ NCCL = "nccl"
 
 
 class Policy:
-    """A wait ends its own call. Where calls of a group run one after another (NCCL), it ends those before it, too.
+    """A wait completes its call. If calls of a group run in order (NCCL), it completes the earlier ones, too.
 
     Args:
-        as_nccl: all backends are taken for NCCL; else only NCCL is.
+        as_nccl: treat all backends as NCCL; otherwise only NCCL runs calls in order.
     """
 
     def __init__(self, *, as_nccl: bool) -> None:
         self._as_nccl = as_nccl
 
     def in_order(self, first: Call, later: Call) -> bool:
-        """Whether a later call runs only when a first one is over."""
+        """Whether a later call runs only after a first one is complete."""
         in_one_queue = (first.group.name, first.peer) == (later.group.name, later.peer)
         return in_one_queue and (self._as_nccl or first.group.backend == NCCL)
 
     def is_over(self, call: Call, wait: Wait) -> bool:
-        """Whether a call is over when a wait is."""
+        """Whether a call is complete once a wait is over."""
         if wait.kind is WaitKind.BACKWARD:
             return call.by_cpp and call.in_backward and not call.is_functional and _ended_by(wait, call)
         waited = wait.call
@@ -31,10 +31,10 @@ class Policy:
             return False
         if call.n == waited.n or self.in_order(call, waited):
             return True
-        # Several calls that one functional collective has issued are waited for by the last of them.
+        # A functional collective that issues several calls is waited for by its last one.
         return call.is_functional and wait.kind is WaitKind.TENSOR and call.site == waited.site
 
 
 def _ended_by(wait: Wait, call: Call) -> bool:
-    """Whether a call of C++ belongs to a backward pass: of the same thread, or of one of torch's own."""
+    """Whether a call from C++ belongs to a backward pass: of the same thread, or of one of torch's threads."""
     return call.thread == wait.thread or call.site.code is None

@@ -1,4 +1,4 @@
-"""From what the ranks have seen to findings: the same race on several ranks is one. Pure."""
+"""Judge the races that ranks have seen: the same race on several ranks is one finding. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _decoder = msgspec.json.Decoder(Races)
 
 
 class _Telling(NamedTuple):
-    """How a kind is told."""
+    """Words of a kind of race."""
 
     one: str
-    """What one rank does, with what."""
+    """Verb phrase for one rank."""
     several: str
     effect: str
     advice: str
@@ -57,7 +57,7 @@ _TELLING = {
 
 
 def judge_races(seen: Mapping[int, Races]) -> tuple[PluginFinding, ...]:
-    """What is wrong with a test that has passed on all ranks.
+    """Judge a test that passed on all ranks.
 
     Args:
         seen: rank -> its races.
@@ -73,7 +73,7 @@ def judge_races(seen: Mapping[int, Races]) -> tuple[PluginFinding, ...]:
 
 
 def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
-    """What follows from what the ranks have sent."""
+    """Judge the reports of the ranks."""
     seen = {rank: _decoder.decode(report) for rank, report in sorted(reports.items())}
     notes = tuple(
         f"sanitizer race: rank {rank} has seen {races.beyond:,} more races"
@@ -129,7 +129,7 @@ def _place(line: SourceLine) -> str:
 
 
 def _calls(race: Race) -> Iterator[SeenCall]:
-    """The call, what touches its tensor, and the wait."""
+    """Yield the call, the access to its tensor, and the wait."""
     call = race.call
     what = f"{describe(call)}, #{race.seq} of group {call.group.title}"
     yield SeenCall(what=what, file=call.file, line=call.line, decides=True, window=WindowEdge.OPENS)

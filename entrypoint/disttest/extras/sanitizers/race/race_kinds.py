@@ -1,4 +1,4 @@
-"""The kinds of findings of the sanitizer of races."""
+"""Kinds of findings of the sanitizer ``race``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import StrEnum
 
 
 class RaceKind(StrEnum):
-    """What was done between the issue of a call and the wait for it; the value is its word in results and reports."""
+    """Access between the issue of a call and the wait for it; the value is its word in results and reports."""
 
     OUTPUT_READ = "output-read"
-    """What the call writes was read."""
+    """A tensor that the call writes was read."""
     OUTPUT_WRITTEN = "output-written"
-    """What the call writes was written."""
+    """A tensor that the call writes was written."""
     INPUT_WRITTEN = "input-written"
-    """What the call only reads was written."""
+    """A tensor that the call only reads was written."""
     STORAGE_FREED = "storage-freed"
-    """The memory that the call uses was freed or moved."""
+    """Memory that the call uses was freed or moved."""

@@ -1,4 +1,4 @@
-"""The part of the sanitizer that is in a rank: it knows what is pending, and looks at each operation meanwhile."""
+"""Recorder of the sanitizer ``race`` in a rank: track the pending calls, and check each operation against them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from disttest.observe.sites import call_site
 
 _MOST_RACES = 100
 _MOST_JOINED = 64
-"""Calls that a stream waits for and others may not; the oldest are forgotten."""
+"""Calls that one stream has waited for and others may not have; the oldest are dropped."""
 _OURS = f"{Path(disttest.__file__).parent}/"
 _DISPATCHING = (
     "/torch/_compile.py",
@@ -37,15 +37,15 @@ _WORDS = {"__reduce_ex__": "pickle"}
 
 
 class RaceRecorder(SanitizerRecorder):
-    """Notes what is touched between the issue of a call and the wait for it.
+    """Recorder of accesses between the issue of a call and the wait for it.
 
     Args:
-        rank: of this process in its world.
-        policy: when a call counts as over.
+        rank: number of this rank in its world.
+        policy: decides when a call is complete.
     """
 
     def __init__(self, rank: int, policy: Policy) -> None:
-        from disttest.extras.sanitizers.race import (  # they need torch, which a rank may not have
+        from disttest.extras.sanitizers.race import (  # imported late: they need torch, which a rank may lack
             accesses,
             windows,
         )
@@ -55,11 +55,11 @@ class RaceRecorder(SanitizerRecorder):
         self._accesses, self._make = accesses, windows
         self._watching: ModuleType = watching_operations()
         self._streams: Any = None
-        """Of the GPU, from the first call that is in one of its queues."""
+        """CUDA streams, from the first call that a backend queues on one."""
         self.begin()
 
     def begin(self) -> None:
-        """A test begins."""
+        """Begin a test."""
         self._windows: dict[int, Any] = {}
         self._races: dict[tuple[Any, ...], Race] = {}
         self._by_window: dict[int, list[tuple[Any, ...]]] = {}
@@ -71,11 +71,11 @@ class RaceRecorder(SanitizerRecorder):
         self._settle()
 
     def report(self) -> Races:
-        """What was seen since the test began."""
+        """Return the races since the test began."""
         return Races(races=tuple(self._races.values()), beyond=self._beyond, doubtful=self._doubtful)
 
     def on_issue(self, call: Call) -> None:
-        """A call reads its inputs and writes its outputs, as anything else does."""
+        """Check the inputs and outputs of a call like those of any operation."""
         self._has_issued = True
         self._look_at_windows(call)
         if call.group.queues and (call.is_functional or not call.by_cpp):
@@ -91,7 +91,7 @@ class RaceRecorder(SanitizerRecorder):
             self._touch(tensor, True, by=call)
 
     def on_return(self, call: Call, work: Any) -> None:
-        """It is pending from here on."""
+        """Track the call as pending."""
         is_on_stream = self._streams is not None and self._streams.order.end_issue(call.n)
         if not (is_on_stream or self._is_pending(call, work)):
             return
@@ -102,7 +102,7 @@ class RaceRecorder(SanitizerRecorder):
             self._settle()
 
     def on_wait(self, wait: Wait) -> None:
-        """Watch a backward pass; what was handed out of an input must be as it was."""
+        """Watch a backward pass, and check inputs whose memory was handed out."""
         if wait.kind is WaitKind.BACKWARD and self._has_issued:
             self._watching.stand_by()
         if self._streams is not None:
@@ -115,7 +115,7 @@ class RaceRecorder(SanitizerRecorder):
                 self._note(window, RaceKind.INPUT_WRITTEN, HANDED_OUT, site, in_place=False)
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
-        """Calls are over."""
+        """Mark the calls that the wait completes."""
         self._doubtful |= error is not None
         self._awaited.pop(threading.get_ident(), None)
         over = [window for window in list(self._windows.values()) if self._policy.is_over(window.call, wait)]
@@ -131,12 +131,12 @@ class RaceRecorder(SanitizerRecorder):
         self._settle()
 
     def on_error(self, call: Call, error: BaseException) -> None:
-        """A call was refused."""
+        """Note that a call was refused."""
         del call, error
         self._doubtful = True
 
     def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at its tensors."""
+        """Check the tensors of an operation."""
         if not self._windows or (self._is_of_cpp and _is_engine()):
             return
         name = _WORDS.get(func.__name__, func.__name__.partition(".")[0])
@@ -150,7 +150,7 @@ class RaceRecorder(SanitizerRecorder):
 
     def _is_pending(self, call: Call, work: Any) -> bool:
         if not (call.is_async or self._watching.has_threads()):
-            return False  # torch waits for it in the same line
+            return False  # torch waits for it immediately
         if call.by_cpp:
             return call.is_functional or call.in_backward
         return work is not None
@@ -165,7 +165,7 @@ class RaceRecorder(SanitizerRecorder):
         view = self._make.view_of(tensor)
         if view is None:
             return
-        # A wait over gloo may itself copy the result into its place: that is a part of the call.
+        # Over gloo the wait itself may copy the result into place, which is part of the call.
         awaited = self._awaited.get(threading.get_ident())
         for window in list(self._windows.values()):
             if window.call.n == awaited:
@@ -192,23 +192,23 @@ class RaceRecorder(SanitizerRecorder):
         self._streams.begin_issue(tensors[0].device)
 
     def _is_of_stream(self, wait: Wait) -> bool:
-        """Whether only a stream has waited, so that this thread does not know that the calls are over."""
+        """Whether only a stream has waited, so that this thread does not know whether the calls are complete."""
         return bool(self._streams.order.end_wait(wait.n)) and not self._streams.blocks(wait)
 
     def _note_over(self, calls: set[int]) -> None:
-        """This process knows that they are."""
+        """Drop calls that are known to be complete."""
         for call in calls:
             self._windows.pop(call, None)
         if calls:
             self._settle()
 
     def _is_in_order(self, window: Any, tensor: Any) -> bool:
-        """Whether the GPU does what this thread asks for after the call."""
+        """Whether the GPU runs this thread's work after the call."""
         on_stream = window.is_on_stream and tensor.device.type == "cuda"
         return on_stream and bool(self._streams.is_behind(tensor.device, window.call.n))
 
     def _resize(self, args: tuple[Any, ...]) -> None:
-        """Of a storage always, of a tensor if it has to have more memory."""
+        """Check a resize: always for a storage, for a tensor if it needs more memory."""
         target = args[0]
         is_tensor = hasattr(target, "untyped_storage")
         storage = target.untyped_storage() if is_tensor else target
@@ -230,7 +230,7 @@ class RaceRecorder(SanitizerRecorder):
             window.remember(view, call_site())
 
     def _is_meant(self, window: Any, by: Call | None) -> bool:
-        """Whether this is no race: who does it knows when the call is over, or nobody can wait for it any more."""
+        """Whether an access is no race: its author knows that the call is over, or no wait for the call is possible."""
         call = window.call
         if call.by_cpp and not window.is_joined:
             return _is_engine() if by is None else by.by_cpp
@@ -262,7 +262,7 @@ class RaceRecorder(SanitizerRecorder):
         self._by_window.setdefault(call.n, []).append(key)
 
     def _drop(self) -> None:
-        """Forget calls that nobody can wait for, and memory that is gone."""
+        """Drop calls that can no longer be waited for, and those whose memory is gone."""
         held = held_calls() if self._windows else frozenset()
         for n, window in list(self._windows.items()):
             gone = all(region.alive.expired() for region in window.regions)
@@ -273,8 +273,8 @@ class RaceRecorder(SanitizerRecorder):
             self._windows.pop(n, None)
 
     def _settle(self) -> None:
-        """Be told of operations while something is pending, and know what to look for in each."""
-        windows = list(self._windows.values())  # the thread of a GPU's backward pass may end some meanwhile
+        """Observe operations only while calls are pending, and update the ranges to look for."""
+        windows = list(self._windows.values())  # a copy: the thread of a GPU's backward pass may change it
         self._edges = edges_of(region.storage for window in windows for region in window.regions)
         self._is_of_cpp = all(window.call.by_cpp for window in windows)
         if self._streams is not None:
@@ -304,15 +304,15 @@ def _bytes_of(tensor: Any, sizes: Any) -> int:
 
 
 def _is_engine() -> bool:
-    """Whether C++ does it inside a backward pass, and not a hook of the user's."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # cheaper than any other way by far
+    """Whether C++ code in a backward pass makes the access, and not a hook of the user."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.currentframe has no depth, inspect.stack is slow
     while frame is not None and _hands_on(frame):
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
 
 
 def _hands_on(frame: FrameType) -> bool:
-    """Whether it only hands operations on: ours, torch's, or the mode of a user."""
+    """Whether a frame only passes operations on: one of disttest, of torch, or a mode of the user."""
     code = frame.f_code
     ours = code.co_filename.startswith(_OURS)
     return ours or code.co_name == "__torch_dispatch__" or code.co_filename.endswith(_DISPATCHING)

@@ -1,4 +1,4 @@
-"""What a rank has seen of races in a test, as data."""
+"""Races that a rank has seen in a test, as data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from disttest.extras.sanitizers.race.race_kinds import RaceKind
 from disttest.model import Frozen, short_place
 
 HANDED_OUT = "numpy"
-"""What has touched memory that was given to somebody who is not seen."""
+"""Name of an access to memory that was handed out and is out of sight."""
 
 
 class SourceLine(Frozen):
@@ -18,35 +18,35 @@ class SourceLine(Frozen):
 
     @property
     def where(self) -> str:
-        """``test_step.py:39``; empty where nobody in Python was."""
+        """Format ``test_step.py:39``; empty if the access did not come from Python."""
         return short_place(self.file, self.line)
 
 
 class Race(Frozen):
-    """A tensor was touched between the issue of a call and the wait for it."""
+    """An access to a tensor between the issue of a call and the wait for it."""
 
     call: CallSignature
     seq: int
-    """Its number in its group."""
+    """Number of the call in its group."""
     kind: RaceKind
     what: str
-    """What touched it: ``add_``, ``tolist``, ``all_reduce SUM of float32[4]``."""
+    """The access: ``add_``, ``tolist``, ``all_reduce SUM of float32[4]``."""
     at: SourceLine
     in_other_thread: bool = False
-    """It was another thread than the one that issued the call."""
+    """Whether another thread than that of the call made the access."""
     on_other_stream: bool = False
-    """A stream of the GPU was made to wait for the call, and it was another one."""
+    """Whether the access was on another stream of the GPU than the one that waits for the call."""
     waited: SourceLine | None = None
-    """Where the wait came; None if it never came in this test."""
+    """Line of the wait; None if there was none in this test."""
     is_in_place: bool = False
-    """The call reads and writes this tensor."""
+    """Whether the call reads and writes this tensor."""
 
 
 class Races(Frozen):
-    """Those of one rank in one test."""
+    """Races of one rank in one test."""
 
     races: tuple[Race, ...] = ()
     beyond: int = 0
-    """How many more there were."""
+    """Number of further races."""
     doubtful: bool = False
-    """A call or a wait has raised, which its test may have meant."""
+    """A call or a wait raised, which the test may expect."""

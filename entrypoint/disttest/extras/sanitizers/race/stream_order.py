@@ -1,7 +1,8 @@
-"""Which streams of a GPU come after which calls, by the events that they record and wait for. Pure.
+"""Order of GPU streams and calls, from the events that streams record and wait for. Pure functions.
 
-A stream does its work in order. What it gets after it has waited for an event comes after all that the event's stream had
-got before it was recorded, and what a thread issues after it has itself waited for a stream comes after all of that.
+A stream does its work in order. Work that it gets after waiting for an event runs after everything that the event's
+stream had got before recording it. Work that a thread issues after waiting for a stream runs after all of that stream's
+work.
 """
 
 from __future__ import annotations
@@ -12,39 +13,39 @@ from collections.abc import Container
 
 
 class _Issuing:
-    """What has happened on the streams while a call is being issued."""
+    """Events on the streams while a call is being issued."""
 
     def __init__(self, stream: int) -> None:
         self.stream = stream
-        """Where it runs: that of its backend, once this has waited for the current one."""
+        """Stream of the call: that of its backend, once that has waited for the current one."""
         self.is_apart = False
-        """It runs on a stream of its backend."""
+        """Whether the call runs on a stream of its backend."""
         self.recorded: list[tuple[int, int]] = []
-        """Events and their streams."""
+        """Recorded events and their streams."""
 
 
 class StreamOrder:
-    """The calls that each stream comes after; streams, events and calls are numbers of their makers."""
+    """Calls that each stream runs after. Streams, events and calls are identified by number."""
 
     def __init__(self) -> None:
         self._calls: set[int] = set()
-        """Those that some stream may not have come after."""
+        """Calls that some stream may not have waited for."""
         self._behind: defaultdict[int, set[int]] = defaultdict(set)
         self._before: dict[int, set[int]] = {}
-        """Of an event."""
+        """Event -> calls before it."""
         self._issuing: dict[int, _Issuing] = {}
-        """By thread."""
+        """Thread -> call being issued."""
         self._waits = 0
-        """How often a stream was made to wait for an event."""
+        """Number of times that a stream was made to wait for an event."""
         self._begun: dict[int, int] = {}
-        """The same when a wait of a thread began, by that one's number."""
+        """Number of a thread's wait -> ``_waits`` at its beginning."""
 
     def begin_issue(self, stream: int) -> None:
-        """This thread hands a call to its backend, while this stream is the current one."""
+        """Note that this thread hands a call to its backend while this stream is current."""
         self._issuing[threading.get_ident()] = _Issuing(stream)
 
     def end_issue(self, call: int) -> bool:
-        """The backend has taken it; whether it is known on which stream it runs (of one in a batch it is not)."""
+        """Note that the backend has accepted the call. Return whether its stream is known; in a batch it is not."""
         issuing = self._issuing.pop(threading.get_ident(), None)
         if issuing is None or not issuing.recorded:
             return False
@@ -56,13 +57,13 @@ class StreamOrder:
         return True
 
     def record(self, event: int, stream: int) -> None:
-        """A stream has recorded an event."""
+        """Note that a stream recorded an event."""
         self._before[event] = self._behind[stream] & self._calls
         if issuing := self._issuing.get(threading.get_ident()):
             issuing.recorded.append((event, stream))
 
     def wait(self, event: int, stream: int) -> None:
-        """A stream waits for an event before it goes on."""
+        """Note that a stream waits for an event."""
         self._waits += 1
         self._behind[stream] |= self._before.get(event, set())
         issuing = self._issuing.get(threading.get_ident())
@@ -70,31 +71,31 @@ class StreamOrder:
             issuing.stream, issuing.is_apart = stream, True
 
     def begin_wait(self, number: int) -> None:
-        """A thread begins to wait."""
+        """Note that a thread begins to wait."""
         self._begun[number] = self._waits
 
     def end_wait(self, number: int) -> bool:
-        """It goes on; whether a stream was made to wait meanwhile."""
+        """Note that the wait is over. Return whether a stream was made to wait meanwhile."""
         return self._waits > self._begun.pop(number, self._waits)
 
     def is_behind(self, stream: int, call: int) -> bool:
-        """Whether what a stream gets now comes after a call."""
+        """Whether work that a stream gets now runs after a call."""
         return call in self._behind[stream]
 
     def over_with_stream(self, stream: int) -> set[int]:
-        """The calls that are over when a thread has waited for a stream."""
+        """Return the calls that are complete once a thread has waited for a stream."""
         return self._behind[stream] & self._calls
 
     def over_with_event(self, event: int) -> set[int]:
-        """The calls that are over when a thread has waited for an event."""
+        """Return the calls that are complete once a thread has waited for an event."""
         return self._before.get(event, set()) & self._calls
 
     def over_with_device(self) -> set[int]:
-        """The calls that are over when a thread has waited for all streams."""
+        """Return the calls that are complete once a thread has waited for the device."""
         return set(self._calls)
 
     def keep(self, calls: Container[int]) -> None:
-        """Forget all others: they are over, or nobody asks for them any more."""
+        """Drop all other calls: they are complete or no longer needed."""
         self._calls = {call for call in self._calls if call in calls}
         for behind in self._behind.values():
             behind &= self._calls

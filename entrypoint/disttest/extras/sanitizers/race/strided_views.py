@@ -1,4 +1,4 @@
-"""The bytes of a strided view, and whether two views share one. Pure."""
+"""Bytes of strided views, and whether two views overlap. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _MOST_STEPS = 20_000
-"""Beyond these two views count as apart: views that nest their strides in each other so deeply are made by nobody."""
+"""Steps of a comparison after which views count as disjoint; real views do not nest their strides that deeply."""
 
 
 class StridedView(NamedTuple):
-    """Bytes in memory: blocks of one size, at the places that strides lead to."""
+    """Bytes in memory: blocks of one size at strided addresses."""
 
     start: int
-    """Address of its first byte."""
+    """Address of the first byte."""
     block: int
-    """Bytes that lie side by side."""
+    """Contiguous bytes."""
     dims: tuple[tuple[int, int], ...] = ()
-    """How many times, and how many bytes apart; the widest stride first."""
+    """Pairs of length and stride in bytes, the largest stride first."""
 
     @property
     def end(self) -> int:
-        """Address behind its last byte."""
+        """Address behind the last byte."""
         return self.start + self.block + sum((size - 1) * stride for size, stride in self.dims)
 
 
 def make_view(start: int, itemsize: int, sizes: Sequence[int], strides: Sequence[int]) -> StridedView | None:
-    """The view of a tensor; None if it has no elements.
+    """Make the view of a tensor; None if it has no elements.
 
     Args:
-        start: address of its first element.
+        start: address of the first element.
         itemsize: bytes of an element.
-        sizes: of its dimensions.
-        strides: likewise, in elements.
+        sizes: lengths of the dimensions.
+        strides: strides of the dimensions, in elements.
     """
     if 0 in sizes:
         return None
@@ -52,7 +52,7 @@ def make_view(start: int, itemsize: int, sizes: Sequence[int], strides: Sequence
 
 
 def share_bytes(first: StridedView, second: StridedView) -> bool:
-    """Whether a byte belongs to both."""
+    """Whether the views share a byte."""
     return _share(first, second, [_MOST_STEPS])
 
 
@@ -76,7 +76,7 @@ def _reach(view: StridedView) -> int:
 
 
 def _beat_together(first: StridedView, second: StridedView) -> bool:
-    """Whether both have the same widest stride, and all that is within a step of it fits into it."""
+    """Whether both have the same largest stride, and everything else of each fits into one step of it."""
     if not (first.dims and second.dims) or first.dims[0][1] != second.dims[0][1]:
         return False
     stride = first.dims[0][1]
@@ -88,7 +88,7 @@ def _inner(view: StridedView) -> StridedView:
 
 
 def _share_in_step(first: StridedView, second: StridedView, steps: list[int]) -> bool:
-    """Of two views that beat together only the distance of a step to the nearest two of the other one matters."""
+    """Compare views with the same largest stride: only the two nearest steps of the other one matter."""
     (size, stride), (other, _) = first.dims[0], second.dims[0]
     ahead = (first.start - second.start) // stride
     for shift in (ahead, ahead + 1):
@@ -100,7 +100,7 @@ def _share_in_step(first: StridedView, second: StridedView, steps: list[int]) ->
 
 
 def _parts_near(view: StridedView, other: StridedView) -> list[StridedView] | tuple[StridedView, ...]:
-    """The parts of a view along its widest stride that may touch another one."""
+    """Return the parts of a view along its largest stride that may overlap another view."""
     size, stride = view.dims[0]
     inner = _inner(view)
     lowest = max(0, -((inner.end - 1 - other.start) // stride))

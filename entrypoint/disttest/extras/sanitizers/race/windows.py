@@ -1,4 +1,4 @@
-"""The calls of a rank that are pending, and the memory that each of them uses."""
+"""Pending calls of a rank, and the memory that each of them uses."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Region(NamedTuple):
 
     view: StridedView
     storage: tuple[int, int]
-    """Its addresses, from and to behind."""
+    """First address of the storage, and the one behind the last."""
     is_written: bool
-    """By the call."""
+    """Whether the call writes it."""
     alive: Any
-    """Tells whether the memory is still this tensor's."""
+    """Weak reference that shows whether the memory still belongs to the tensor."""
 
 
 @dataclass(eq=False)
@@ -37,18 +37,18 @@ class Window:
     """A call from its issue to the wait for it."""
 
     call: Call
-    """Without its tensors."""
+    """The call without its tensors."""
     signature: CallSignature
     regions: list[Region]
     sums: list[tuple[StridedView, int, Site]] = field(default_factory=list)
-    """Inputs whose memory was handed out: their checksums then, and where it was."""
+    """Inputs whose memory was handed out: view, checksum at that time, and line."""
     is_on_stream: bool = False
-    """It is known which streams of its GPU come after it."""
+    """Whether the streams that run after the call are known."""
     is_joined: bool = False
-    """A stream was made to wait for it; others may not come after it yet."""
+    """Whether a stream was made to wait for the call; other streams may not have."""
 
     def touched(self, view: StridedView, *, writes: bool) -> Region | None:
-        """The tensor of the call that such an access races with."""
+        """Return the tensor of the call that an access races with, if any."""
         for region in self.regions:
             if (
                 (writes or region.is_written)
@@ -59,25 +59,25 @@ class Window:
         return None
 
     def remember(self, view: StridedView, site: Site) -> None:
-        """Somebody may write to this memory unseen: take the checksums of the inputs that lie there."""
+        """Take checksums of the inputs in this memory, since it may be written unseen."""
         for region in self.regions:
             if not (region.is_written or region.view.dims) and share_bytes(region.view, view):
                 self.sums.append((region.view, _checksum(region.view), site))
 
     def changed(self) -> Iterator[Site]:
-        """Where the memory of an input was handed out that is not what it was."""
+        """Yield the lines that handed out the memory of an input that has changed since."""
         for view, before, site in self.sums:
             if _checksum(view) != before:
                 yield site
 
 
 def is_in_place(call: Call, rank: int) -> bool:
-    """Whether it writes what it reads."""
+    """Whether the call writes its input."""
     return call.op in IN_PLACE and not (call.op == "broadcast" and call.root == rank)
 
 
 def open_window(call: Call, rank: int) -> Window | None:
-    """The window of a call that has just been issued; None if it uses no memory of ours."""
+    """Return the window of a call that was just issued; None if it uses no visible memory."""
     in_place = is_in_place(call, rank)
     regions = [region for tensor in call.inputs if (region := _region(tensor, is_written=in_place))]
     regions += [region for tensor in call.outputs if (region := _region(tensor, is_written=True))]
@@ -94,7 +94,7 @@ def _region(tensor: torch.Tensor, *, is_written: bool) -> Region | None:
 
 
 def view_of(tensor: Any) -> StridedView | None:
-    """The bytes of a tensor; None where it has none of its own (fake, sparse, a subclass that wraps others)."""
+    """Return the bytes of a tensor; None if it has none (fake, sparse, or a wrapper subclass)."""
     try:
         start = tensor.data_ptr()
         if not start:

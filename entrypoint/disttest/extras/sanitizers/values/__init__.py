@@ -1,1 +1,1 @@
-"""The sanitizer of values: which numbers ranks have seen, and where they part or stop being finite."""
+"""Sanitizer ``values``: record the numbers that ranks see, and find where they diverge or stop being finite."""

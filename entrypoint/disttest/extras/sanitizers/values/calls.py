@@ -1,4 +1,4 @@
-"""The tensors of calls: as they are issued, and when their waits are over."""
+"""Tensors of calls: when they are issued, and when the waits for them are over."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from disttest.model import TO_ROOT, rank_names
 from disttest.observe import Call, Wait, WaitKind, as_text, spec_of
 
 _MOST_PENDING = 256
-"""Calls that nobody has waited for; their tensors are kept for the wait."""
+"""Calls that were not waited for; their tensors are kept for the wait."""
 _MOST_ROOTS = 8
-"""Of one backward pass."""
+"""Roots of one backward pass."""
 _SENDING = frozenset({"send", "barrier", "monitored_barrier"})
 
 
 class Calls:
-    """Notes the tensors of the calls of a test.
+    """Record of the tensors of a test's calls.
 
-    The output of a call that C++ has issued and waits for itself is read when the backward pass around it is over. Of
-    those outside of one nobody can tell when they are done, and whether somebody has written to it since.
+    The output of a call that C++ code issues and waits for is read when the backward pass around it is over. Outside of
+    a backward pass it is unknown when such a call is done, and whether its output was written since.
     """
 
     def __init__(self, notes: Notes, rank: int) -> None:
@@ -32,12 +32,12 @@ class Calls:
         self._rank = rank
         self._pending: dict[int, Call] = {}
         self._backward: Counter[int] = Counter()
-        """Thread -> backward passes that run in it, one in another where layers are checkpointed."""
+        """Thread -> running backward passes; they nest where layers are checkpointed."""
         self._before: dict[tuple[object, ...], int] = {}
-        """Calls of a kind that were issued before the test, in a world that has run others."""
+        """Calls of each kind before the test, in a world that has run others."""
 
     def issue(self, call: Call) -> None:
-        """It is about to be handed to its backend."""
+        """Note the input of a call that is about to be handed to its backend."""
         self._note(Role.INPUT, call, call.read_in(self._rank))
         if call.op in _SENDING or (call.op in TO_ROOT and call.root != self._rank):
             return
@@ -46,16 +46,16 @@ class Calls:
             del self._pending[next(iter(self._pending))]
 
     def begin(self, wait: Wait) -> None:
-        """A wait begins."""
+        """Note the beginning of a wait."""
         if wait.kind is WaitKind.BACKWARD:
             self._backward[wait.thread] += 1
             roots = () if infers_shapes() else wait.roots[:_MOST_ROOTS]
             for index, root in enumerate(roots):
-                if isinstance(root, torch.Tensor):  # and no edge of the graph
+                if isinstance(root, torch.Tensor):  # not an edge of the graph
                     self._note_root(index, root, wait)
 
     def done(self, wait: Wait, *, well: bool) -> None:
-        """A wait is over."""
+        """Note the results of a wait that is over."""
         if wait.kind is WaitKind.BACKWARD:
             self._backward[wait.thread] -= 1
         if not well:
@@ -79,7 +79,7 @@ class Calls:
         self._notes.add(place, tensor)
 
     def drop(self, call: Call) -> None:
-        """It has failed."""
+        """Drop a call that failed."""
         self._pending.pop(call.n, None)
 
     def _finish(self, n: int) -> None:

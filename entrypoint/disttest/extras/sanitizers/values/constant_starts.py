@@ -1,18 +1,17 @@
-"""Which parameters that start as zeros or ones are replicas. Pure.
+"""Find the replicas among parameters that start as zeros or ones. Pure functions.
 
-All ranks start with the same numbers, whether a parameter is a replica or a shard: a bias of zeros may be that of a column
-of the layer. So the start is no evidence, and neither is the shape. The use of a parameter is evidence:
+All ranks start with the same numbers, whether a parameter is a replica or a shard: a bias of zeros may belong to a
+column of the layer. Neither the start nor the shape is evidence, but the use of a parameter is:
 
-- its companions: the parameters of its module that a seed has made and that have as many rows, such as the weight of a
-  bias. If its module has none, all parameters of the test that a seed has made: if every one of them is kept the same, and
-  ranks exchange gradients only, the model has no shards;
-- its rows: a norm whose output all ranks put together, and of which the next module gets the rows of all ranks, treats
-  parts of one batch or sequence. If the ranks put columns together, as shards do, the next module gets as many rows as
-  the norm;
+- its companions: parameters of its module that a seed has initialised and that have as many rows, such as the weight of
+  a bias. If its module has none, all such parameters of the test count: if every one of them is kept equal, and ranks
+  exchange only gradients, the model has no shards;
+- its rows: a norm whose output all ranks concatenate, and whose next module gets the rows of all ranks, treats parts of
+  one batch or sequence. If the ranks concatenate columns, as shards do, the next module gets as many rows as the norm;
 - its likes: the same parameter of another layer, or of another norm of the same module, that is used alike and has the
   same gradient on all ranks.
 
-An expert or a stage of a pipeline has companions that are not the same on the ranks, and no such rows.
+An expert or a pipeline stage has companions that differ between ranks, and no such rows.
 """
 
 from __future__ import annotations
@@ -41,30 +40,32 @@ class Kin(NamedTuple):
 
     ranks: tuple[int, ...]
     because: str
-    """A clause that names the evidence."""
+    """Clause that names the evidence."""
 
 
 class ConstantStarts:
-    """The parameters of a test that start as zeros or ones.
+    """Parameters of a test that start as zeros or ones.
 
     Args:
-        sight_index: of the test.
+        sight_index: observations of the test.
     """
 
     def __init__(self, sight_index: SightIndex) -> None:
         self._index = sight_index
-        # Use is that of the first forward, whatever the step: a long training would ask thousands of times.
+        # The first forward decides, whatever the step: a long training would repeat the search thousands of times.
         self._gathers: dict[tuple[int, int, str], _Gather | None] = {}
         self._likes: dict[tuple[int, str], list[Sight]] = {}
 
     def kin(self, group: Sequence[Sight]) -> Iterator[Kin]:
-        """The ranks that should have the same parameter after a step, with the evidence; none for one that a seed has made.
+        """Yield the ranks that should have the same parameter after a step, with the evidence.
+
+        A parameter that a seed initialised has none.
 
         Args:
-            group: what ranks have of the parameter after the step.
+            group: the ranks' observations of the parameter after the step.
         """
         first = group[0]
-        # Without a module, another rank may number its tensors in another order.
+        # Without a module, another rank may number its tensors differently.
         is_named = first.place.model != NOWHERE
         if not is_named or not self._starts_constant(first) or not _is_one_thing(group):
             return
@@ -81,7 +82,7 @@ class ConstantStarts:
         companions = matching if of_module or self.activations_travel else self._made_by_seed
         kept = [self._kept_by(each, first.number) for each in companions]
         ranks = kept[0] if kept else ()
-        # A model of nothing but zeros and ones may be one that each rank has of its own, beside the common one.
+        # A model that consists of zeros and ones may be private to each rank, next to a common model.
         is_of_common = any(each.place.model == first.place.model for each in companions)
         if not ranks or not is_of_common or any(each != ranks for each in kept):
             return
@@ -93,7 +94,7 @@ class ConstantStarts:
         return [each for each in self._parameters if not self._starts_constant(each)]
 
     def _kept_by(self, parameter: Sight, number: int) -> tuple[int, ...]:
-        """The ranks that keep a parameter the same from the start to a step; empty if any rank has another one."""
+        """Return the ranks that keep a parameter equal from the start to a step; empty if any rank differs."""
         place = parameter.place
         begun = self._index.matching(Role.BEFORE, parameter)
         after = self._index.together.get((Role.PARAMETER, place.model, place.name, 0, number), {})
@@ -105,7 +106,7 @@ class ConstantStarts:
     # --- rows
 
     def _by_rows(self, group: Sequence[Sight]) -> Iterator[Kin]:
-        """A norm is a replica over ranks whose outputs are put together as rows of one tensor."""
+        """A norm is a replica over ranks whose outputs are concatenated as rows of one tensor."""
         first = group[0]
         for call in {self._gathers_rows(sight) for sight in group}:
             if call is not None and set(call.ranks) <= {sight.rank for sight in group}:
@@ -113,7 +114,7 @@ class ConstantStarts:
                 yield Kin(call.ranks, f"{because} are put together{call.where}")
 
     def _is_of_norm(self, sight: Sight) -> bool:
-        """Whether all parameters of its module have one shape, that of the last dimensions of what the module returns."""
+        """Whether all parameters of its module have one shape: that of the last dimensions of the output."""
         output = self._output_of(sight, sight.rank)
         shape = sight.place.shape
         beside = (
@@ -123,7 +124,7 @@ class ConstantStarts:
         return is_norm and output is not None and bool(shape) and output.place.shape[-len(shape) :] == shape
 
     def _gathers_rows(self, sight: Sight) -> _Gather | None:
-        """The call that puts the first output of a norm together with those of other ranks, if as rows."""
+        """Return the call that concatenates the first output of a norm with those of other ranks, if by rows."""
         key = sight.rank, sight.place.model, sight.place.name
         if key not in self._gathers:
             self._gathers[key] = self._find_gather(sight)
@@ -140,7 +141,7 @@ class ConstantStarts:
         if call is None or used_by is None or len(call.place.ranks) < 2:
             return None
         if math.prod(used_by.place.shape[:-1]) != rows * len(call.place.ranks):
-            return None  # columns were put together, or the rows of each rank are used apart
+            return None  # columns were concatenated, or rows are used separately
         return _Gather(call.place.ranks, f" by {subject(call)}{at(call.place)}")
 
     # --- likes
@@ -165,7 +166,7 @@ class ConstantStarts:
                 return
 
     def _has_one_gradient(self, parameter: Sight, number: int, ranks: Sequence[int]) -> bool:
-        """Whether ranks have the same gradient before a step; zeros may be that of a parameter that was not used."""
+        """Whether ranks have the same gradient before a step. Zeros do not count, since the parameter may be unused."""
         place = parameter.place
         gradients = self._index.together.get((Role.GRADIENT, place.model, place.name, 0, number), {})
         if set(ranks) != gradients.keys() or not are_equal(gradients.values()):
@@ -173,7 +174,7 @@ class ConstantStarts:
         return not any(is_constant(each.content, each.place.dtype) for each in gradients.values())
 
     def _is_used_alike(self, one: Sight, other: Sight, ranks: Sequence[int]) -> bool:
-        """Whether two parameters have one role, in modules of one class and place whose outputs are alike on the ranks."""
+        """Whether two parameters have one role, in modules of one class and position with similar outputs."""
         places = one.place, other.place
         if len({(place.model, place.shape, _leaf_of(place)) for place in places}) > 1:
             return False
@@ -190,20 +191,20 @@ class ConstantStarts:
         has_same_name = len({path.rpartition(".")[2] for path in paths}) == 1
         if has_same_name and len({_NUMBER.sub("#", path) for path in paths}) == 1:
             return True  # layers.0.norm and layers.1.norm
-        # Beside it in the same module may be the norm of an expert, to which tokens travel or which sees all of them.
+        # Next to it in the same module may be the norm of an expert, which gets some tokens or all of them.
         is_beside = self._is_of_norm(one) and len({path.rpartition(".")[0] for path in paths}) == 1
         return is_beside and not is_same_input.pop() and not self._tokens_travel
 
     @cached_property
     def _tokens_travel(self) -> bool:
-        """Whether ranks give each other parts of their own."""
+        """Whether ranks send each other parts of their tensors."""
         return any(
             sight.place.peer is not None or sight.place.name.startswith("alltoall") for sight in self._inputs
         )
 
     @cached_property
     def activations_travel(self) -> bool:
-        """Whether ranks exchange more than gradients: parts of a forward, as layers in shards and experts do."""
+        """Whether ranks exchange more than gradients: parts of a forward, as sharded layers and experts do."""
         return any(
             sight.place.name not in _OF_GRADIENTS or (sight.rank, sight.position) in self._of_forward
             for sight in self._inputs
@@ -211,7 +212,7 @@ class ConstantStarts:
 
     @cached_property
     def _inputs(self) -> list[Sight]:
-        """What calls were given, but for single numbers: ranks reduce and gather their losses for a log."""
+        """Inputs of calls, except single numbers: ranks reduce and gather losses for their logs."""
         return [
             sight
             for sights in self._index.of_rank.values()
@@ -223,7 +224,7 @@ class ConstantStarts:
 
     @cached_property
     def _of_forward(self) -> frozenset[tuple[int, int]]:
-        """Rank and position of what was given to calls before a backward pass, but for buffers that ranks send."""
+        """Rank and position of the inputs of calls before a backward pass, except buffers that ranks broadcast."""
         found = set()
         for sights in self._index.of_rank.values():
             is_forward = True
@@ -238,7 +239,7 @@ class ConstantStarts:
 
     @cached_property
     def _parameters(self) -> list[Sight]:
-        """The first sight of each parameter before its first step."""
+        """First observation of each parameter before its first step."""
         found: dict[tuple[int, str], Sight] = {}
         for sights in self._index.of_rank.values():
             for sight in sights:
@@ -247,13 +248,13 @@ class ConstantStarts:
         return list(found.values())
 
     def _starts_constant(self, sight: Sight) -> bool:
-        """Whether all ranks start with one and the same number in all places."""
+        """Whether all ranks start with one and the same number in all elements."""
         begun = self._index.matching(Role.BEFORE, sight).values()
         is_alike = bool(begun) and are_equal(begun)
         return is_alike and all(is_constant(each.content, each.place.dtype) for each in begun)
 
     def _output_of(self, parameter: Sight, rank: int) -> Sight | None:
-        """What the module of a parameter returned first."""
+        """Return the first output of a parameter's module."""
         model, path = _module_of(parameter.place)
         return self._index.together.get((Role.MODULE, model, path, 0, 1), {}).get(rank)
 
@@ -276,16 +277,16 @@ def _leaf_of(place: TensorPlace) -> str:
 
 
 def _is_of_other_module(sight: Sight, output: Sight) -> bool:
-    """Whether it is what another module returned, which does not contain the one of the output."""
+    """Whether the observation is the output of another module that does not contain the first one."""
     place, own = sight.place, output.place
     contains = place.model == own.model and f"{own.name}.".startswith(f"{place.name}." if place.name else "")
     return place.role is Role.MODULE and not contains
 
 
 def _takes(sight: Sight, output: Sight) -> bool:
-    """Whether a call gathers what a module returned; the content tells, since views and copies are other tensors.
+    """Whether a call gathers the output of a module. The content decides, since views and copies are other tensors.
 
-    A copy may have another order of dimensions, and the norm of its numbers is the same then, but for rounding.
+    A copy may permute dimensions; its norm is then the same except for rounding.
     """
     place, content, own = sight.place, sight.content, output.content
     if place.role is not Role.INPUT or place.name not in _GATHERS or place.dtype != output.place.dtype:

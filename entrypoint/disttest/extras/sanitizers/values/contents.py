@@ -1,4 +1,4 @@
-"""Two contents beside each other: where they differ first, and by how much. Pure."""
+"""Compare two contents: where they first differ, and by how much. Pure functions."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _FLOATING = frozenset({"float16", "float32", "float64", "complex64", "complex128
 
 
 class Difference(Frozen):
-    """Where two tensors differ first."""
+    """The first difference between two tensors."""
 
     at: str
-    """``index [1, 3]``; ``indices 1024 to 2047`` where only the digests of parts of a large tensor are known."""
+    """``index [1, 3]``, or ``indices 1024 to 2047`` if only digests of parts of a large tensor are known."""
     values: tuple[str, str] | None = None
-    """Of both there; None where they are not kept."""
+    """The values of both; None if they are not kept."""
 
 
 def first_difference(place: TensorPlace, one: Content, other: Content) -> Difference:
-    """Where two contents of one dtype and shape differ first; they do."""
+    """Find the first difference between two unequal contents of one dtype and shape."""
     size = _item_size(place)
     kept = min(len(one.head), len(other.head)) // size * size if size else 0
     for start in range(0, kept, size or 1):
@@ -49,14 +49,14 @@ def first_difference(place: TensorPlace, one: Content, other: Content) -> Differ
 
 
 def differ(one: Content, other: Content, dtype: str, tolerance: float | None) -> bool:
-    """Whether two contents are not the same.
+    """Whether two contents differ.
 
     Args:
-        one: of a tensor.
-        other: of a tensor of the same dtype and shape.
-        dtype: of both.
-        tolerance: None: every bit counts. Else numbers may differ by this share of the larger one, or of the tensor's
-            root mean square where they are smaller than that; so may the norms of the tensors.
+        one: content of a tensor.
+        other: content of a tensor of the same dtype and shape.
+        dtype: dtype of both.
+        tolerance: None if every bit counts. Otherwise numbers may differ by this share of the larger one, or of the
+            tensor's root mean square if they are smaller than that. The same holds for the norms of the tensors.
     """
     if tolerance is None or dtype not in _FLOATING:
         return one.digest != other.digest
@@ -73,7 +73,7 @@ def differ(one: Content, other: Content, dtype: str, tolerance: float | None) ->
 
 
 def is_constant(content: Content, dtype: str) -> bool:
-    """Whether all numbers (that are kept) are the same, as zeros and ones are that no seed has made."""
+    """Whether all kept numbers are equal, as the zeros and ones of an initialisation without a seed."""
     size = _size_of(dtype)
     return not size or content.head[size:] == content.head[:-size]
 
@@ -87,7 +87,7 @@ def _size_of(dtype: str) -> int:
 
 
 def _decode(dtype: str, data: bytes) -> Sequence[float]:
-    """Its numbers; of complex ones both parts."""
+    """Decode the numbers; complex numbers as two parts."""
     size = _size_of(dtype)
     count = len(data) // size if size else 0
     if dtype == _BFLOAT16:
@@ -97,18 +97,18 @@ def _decode(dtype: str, data: bytes) -> Sequence[float]:
 
 
 def show_number(dtype: str, data: bytes, digits: int = 6) -> str:
-    """One number as messages show it."""
+    """Format one number for messages."""
     parts = [f"{part:.{digits}g}" if dtype in _FLOATING else str(part) for part in _decode(dtype, data)]
     return parts[0] if len(parts) == 1 else f"({' + '.join(parts)}j)"
 
 
 def _shown_apart(dtype: str, one: bytes, other: bytes) -> tuple[str, str]:
-    """Both with as many digits as it takes to tell them apart."""
+    """Format both with enough digits to distinguish them."""
     for digits in (6, 9, 17):
         shown = show_number(dtype, one, digits), show_number(dtype, other, digits)
         if shown[0] != shown[1]:
             return shown
-    return one.hex(), other.hex()  # NaNs of other bits
+    return one.hex(), other.hex()  # NaNs with different bits
 
 
 def _span(place: TensorPlace, one: Content, other: Content, size: int) -> str:
@@ -130,5 +130,5 @@ def _index(flat: int, shape: Sequence[int]) -> str:
 
 
 def index_of(flat: int, place: TensorPlace) -> str:
-    """``[1, 3]``."""
+    """Format a flat index as ``[1, 3]``."""
     return _index(flat, place.shape)

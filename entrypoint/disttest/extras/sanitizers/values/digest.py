@@ -1,8 +1,8 @@
-"""The digest of a tensor, without a single operation of torch: nobody's dispatch mode, profiler or graph sees it.
+"""Digest of a tensor, without operations of torch: no dispatch mode, profiler or graph sees it.
 
-Its memory is read by address. ``Tensor.numpy()`` would do it too, and would make the storage one that cannot be resized,
-which breaks FSDP. CRC-32 depends on the order of the bytes, which sums and ``torch.hash_tensor`` do not. A megabyte
-takes 0.3 ms, of which 0.25 are the CRC.
+The memory is read by address. ``Tensor.numpy()`` would do, but makes the storage one that cannot be resized, which
+breaks FSDP. CRC-32 depends on the order of the bytes; sums and ``torch.hash_tensor`` do not see two numbers exchanged.
+A megabyte takes 0.3 ms, of which the CRC takes 0.25 ms.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Subclasses (DTensor, FakeTensor, FSDP's flat parameter) are something else than their numbers."""
+"""Subclasses (DTensor, FakeTensor, FSDP's flat parameter) are more than their numbers."""
 _BLOCKS = 32
 _SMALLEST_BLOCK = 1024
 _DOT = 8192
-"""Numbers of one dot product: with more than 9,216 OpenBLAS starts threads."""
+"""Numbers of one dot product; with more than 9,216 OpenBLAS starts threads."""
 _SAMPLE = 2048
-"""Numbers of half precision whose norm stands for all: to widen each would take longer than its digest."""
+"""Numbers of half precision whose norm represents all: widening each takes longer than the digest."""
 
 _DTYPES = {
     torch.float64: np.dtype(np.float64),
@@ -46,11 +46,11 @@ _BY_SIZE = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32
 
 
 def read_tensor(tensor: Any, *, most_head: int) -> Content | None:
-    """The content of a tensor; None where it has none that could be compared.
+    """Read the content of a tensor; None if it has none that can be compared.
 
     Args:
-        tensor: anything; one on a device is copied to the host, which waits for its stream.
-        most_head: bytes to keep as they are.
+        tensor: anything; a tensor on a device is copied to the host, which waits for its stream.
+        most_head: bytes to keep verbatim.
     """
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
         return None
@@ -62,13 +62,13 @@ def read_tensor(tensor: Any, *, most_head: int) -> Content | None:
                 return None
             tensor = tensor.detach().cpu()
         numbers = _numbers(tensor)
-    except RuntimeError:  # of functorch: there is no memory to read
+    except RuntimeError:  # from functorch: there is no memory to read
         return None
     return None if numbers is None else _content(numbers, tensor.dtype, most_head)
 
 
 def _numbers(tensor: torch.Tensor) -> NDArray[Any] | None:
-    """Its numbers in logical order, flat; of the memory itself where that lies so."""
+    """Return the numbers in logical order, flat; as a view of the memory if that is contiguous."""
     dtype: Any = _DTYPES.get(tensor.dtype) or _BY_SIZE.get(tensor.element_size())
     count, size = tensor.numel(), tensor.element_size()
     if dtype is None or not count or not (address := tensor.data_ptr()):
@@ -108,16 +108,16 @@ def _digest(data: memoryview) -> tuple[int, tuple[int, ...], int]:
     size = len(data)
     if size <= _SMALLEST_BLOCK:
         return zlib.crc32(data), (), 0
-    block = max(_SMALLEST_BLOCK, -(-size // _BLOCKS) + 15 & ~15)  # numbers are not cut
+    block = max(_SMALLEST_BLOCK, -(-size // _BLOCKS) + 15 & ~15)  # a multiple of 16: no number is cut
     blocks = tuple(zlib.crc32(data[start : start + block]) for start in range(0, size, block))
     return zlib.crc32(np.array(blocks, np.uint32).tobytes()), blocks, block
 
 
 def _measure(numbers: NDArray[Any], dtype: torch.dtype) -> tuple[float | None, str, int]:
-    """Norm, and the first number that is not finite."""
+    """Return the norm, and kind and index of the first number that is not finite."""
     if numbers.dtype.itemsize == 2:
         return _measure_half(numbers, dtype)
-    if numbers.dtype.kind not in "fc":  # eight bits: none of the libraries knows them
+    if numbers.dtype.kind not in "fc":  # numpy has no 8-bit floats
         return _NO_MEASURE
     parts = numbers.view(numbers.real.dtype) if numbers.dtype.kind == "c" else numbers
     squares = _squares(parts)
@@ -127,7 +127,7 @@ def _measure(numbers: NDArray[Any], dtype: torch.dtype) -> tuple[float | None, s
 
 
 def _squares(parts: NDArray[Any]) -> float:
-    """The sum of the squares, not finite where that is too large."""
+    """Return the sum of the squares; not finite if it overflows."""
     whole = len(parts) // _DOT * _DOT
     rows, rest = parts[:whole].reshape(-1, 1, _DOT), parts[whole:]
     with np.errstate(all="ignore"):
@@ -145,7 +145,7 @@ def _measure_half(numbers: NDArray[Any], dtype: torch.dtype) -> tuple[float | No
 
 
 def _are_finite(bits: NDArray[np.uint16], infinity: int) -> bool:
-    """Infinity and NaN are the largest of their sign, as integers: of the positive with a sign, of the negative without."""
+    """Whether all are finite. As integers, infinity and NaN are the largest numbers of either sign."""
     return bool(bits.view(np.int16).max() < infinity and bits.max() < infinity + 0x8000)
 
 
@@ -156,7 +156,7 @@ def _widened(numbers: NDArray[Any], dtype: torch.dtype) -> NDArray[Any]:
 
 
 def _first_bad(numbers: NDArray[Any]) -> tuple[str, int]:
-    """The first that is not finite; none where only the squares were too large."""
+    """Return kind and index of the first number that is not finite; empty if only the squares overflow."""
     places = np.flatnonzero(~np.isfinite(numbers))
     if not len(places):
         return "", -1

@@ -1,4 +1,4 @@
-"""Where two recordings of one test part first. Pure."""
+"""Find where two recordings of one test first differ. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from disttest.extras.sanitizers.values.values_file import ValuesFile
 from disttest.model import Frozen
 
 _WHATEVER_THE_SIZE = frozenset({Role.WRAPPED, Role.GRADIENT, Role.BEFORE, Role.PARAMETER})
-"""What data parallel training has the same however many ranks share the work."""
+"""Roles whose values data-parallel training keeps equal, however many ranks share the work."""
 
 
 class Parting(Frozen):
-    """Where two runs part."""
+    """The first difference between two runs."""
 
     rank: int
-    """Of both worlds."""
+    """Rank in both worlds."""
     message: str
-    """One line: what it is, in both, and where."""
+    """Description in one line: the tensor, its values in both runs, and the place."""
     same: int
-    """Tensors that the rank had the same before."""
+    """Number of equal tensors of the rank before it."""
 
 
 def find_parting(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> Parting | None:
-    """The first difference; None where there is none.
+    """Find the first difference, if any.
 
-    Worlds of one size are compared rank by rank, in everything that they have seen. Of worlds of two sizes only what
-    their first ranks have of the parameters.
+    Worlds of one size are compared rank by rank, in all observations. Of worlds with different sizes only the first
+    ranks' parameters are compared.
 
     Args:
-        one: what was recorded of a test.
-        other: the same test, in another run.
+        one: recording of a test.
+        other: recording of the same test in another run.
         tolerance: see :func:`disttest.extras.sanitizers.values.contents.differ`.
     """
     found = [
@@ -48,7 +48,7 @@ def find_parting(one: ValuesFile, other: ValuesFile, tolerance: float | None) ->
 
 
 def compared(one: ValuesFile, other: ValuesFile) -> int:
-    """How many tensors of both can be compared."""
+    """Return the number of tensors that can be compared."""
     return sum(
         min(len(_sights(one, other, rank)), len(_sights(other, one, rank))) for rank in _ranks(one, other)
     )
@@ -68,12 +68,12 @@ def _sights(recording: ValuesFile, other: ValuesFile, rank: int) -> list[Sight]:
 
 
 def _is_wrapping(sight: Sight) -> bool:
-    """Only one of the two may be wrapped."""
+    """Whether it is a parameter at wrapping, which only one of the two runs may have."""
     return sight.place.role is Role.WRAPPED
 
 
 _Lane = list[tuple[int, Sight]]
-"""What is seen one after the other in any run, with its position among all that the rank has seen."""
+"""Observations whose order is the same in all runs, with their positions among all observations of the rank."""
 
 
 def _part_of_rank(
@@ -93,10 +93,10 @@ def _part_of_rank(
 
 
 def _lanes(sights: Sequence[Sight]) -> dict[tuple[int, bool], _Lane]:
-    """By process group, since several threads of a rank may use a group each; modules and parameters have no group.
+    """Split observations by process group, since threads of a rank may use one group each. Modules have no group.
 
-    Torch counts groups through all tests of a world, so that only their order is the same in two runs. Results are in the
-    order of their calls: in which order ranks learn of them is a matter of time where several are waited for together.
+    torch counts groups through all tests of a world, so only the order of their names is the same in two runs. Results
+    are sorted in the order of their calls: the order in which several pending ones finish is a matter of timing.
     """
     names = sorted({sight.place.group_id for sight in sights}, key=lambda name: (len(name), name))
     lanes: defaultdict[tuple[int, bool], _Lane] = defaultdict(list)
@@ -112,7 +112,7 @@ def _lanes(sights: Sequence[Sight]) -> dict[tuple[int, bool], _Lane]:
 
 
 def _part_of_lane(left: _Lane, right: _Lane, tolerance: float | None) -> tuple[str, int]:
-    """How two lanes differ first, in a line, and at which position; the line is empty if they do not."""
+    """Return the first difference of two lanes as a line, with its position; the line is empty if there is none."""
     for (position, mine), (_, yours) in zip(left, right, strict=False):
         if message := _compare(mine, yours, tolerance):
             return message, position
@@ -124,7 +124,7 @@ def _part_of_lane(left: _Lane, right: _Lane, tolerance: float | None) -> tuple[s
 
 
 def _compare(mine: Sight, yours: Sight, tolerance: float | None) -> str:
-    """How two sights differ, in a line; empty if they do not."""
+    """Describe how two observations differ; empty if they do not."""
     if _thing(mine) != _thing(yours):
         return (
             f"A has the {describe(mine)}{at(mine.place)}, where B has the {describe(yours)}{at(yours.place)}"
@@ -135,7 +135,7 @@ def _compare(mine: Sight, yours: Sight, tolerance: float | None) -> str:
             f"the {describe(mine)} is {kinds[0]} in A{at(mine.place)}, and {kinds[1]} in B{at(yours.place)}"
         )
     if mine.is_of_call and mine.place.dtype == "uint8":
-        return ""  # perhaps a pickle, which may hold addresses, and behind a short one there is whatever was in memory
+        return ""  # may be a pickle: it contains addresses, and garbage behind a short one
     if not differ(mine.content, yours.content, mine.place.dtype, tolerance):
         return ""
     return f"the {describe(mine)} differs, {'; '.join(_sides(mine, yours))}"
@@ -151,7 +151,7 @@ def _sides(mine: Sight, yours: Sight) -> Iterator[str]:
 
 
 def _thing(sight: Sight) -> tuple[object, ...]:
-    """What two runs call the same."""
+    """Key that the same observation has in two runs."""
     place: TensorPlace = sight.place
     if sight.is_of_call:
         return (

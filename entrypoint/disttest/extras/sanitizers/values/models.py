@@ -1,4 +1,4 @@
-"""Modules, their parameters and their optimizers: what torch's global hooks tell of them."""
+"""Observe modules, their parameters and their optimizers through torch's global hooks."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from disttest.observe import as_text, spec_of
 from disttest.observe.sites import call_site
 
 _MOST_TENSORS = 8
-"""Of what one module is given or returns."""
+"""Tensors of one input or output of a module."""
 _PLAIN = frozenset({torch.Tensor, nn.Parameter})
 _UNKNOWN = Replicas()
 
 
 class Models:
-    """Notes what modules return, and what optimizers make of parameters."""
+    """Record of the outputs of modules, and of parameters around optimizer steps."""
 
     def __init__(self) -> None:
         self._names: MutableMapping[Any, tuple[int, str]] = WeakIdKeyDictionary()
-        """Module or parameter -> number of its model, and its path there."""
+        """Module or parameter -> number of its model, and its path in it."""
         self._roots: MutableMapping[nn.Module, int] = WeakIdKeyDictionary()
         self._wrappers: MutableMapping[Any, bool] = WeakIdKeyDictionary()
         """Each DistributedDataParallel -> whether it was used."""
         self._divided: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
-        """Models of which the optimizer of this rank has stepped a part, until they are used again."""
+        """Models of which this rank's optimizer stepped a part, until they are used again."""
         self._count = 0
 
     def begin(self, notes: Notes, evidence: Evidence) -> None:
-        """A test begins: models are numbered anew."""
+        """Begin a test: number the models from zero."""
         self._notes, self._evidence = notes, evidence
         self._names.clear()
         self._roots.clear()
@@ -56,7 +56,7 @@ class Models:
         """Parameters whose first step has been seen."""
 
     def watch(self) -> None:
-        """From now on; compiled code does not call hooks, and is compiled as without them."""
+        """Register the hooks. Compiled code does not call them, and is compiled as without them."""
         hooks.register_module_module_registration_hook(_unless_compiling(self._on_child))
         hooks.register_module_forward_pre_hook(_unless_compiling(self._before_forward))
         hooks.register_module_forward_hook(_unless_compiling(self._after_forward))
@@ -93,7 +93,7 @@ class Models:
             self._note_buffers(module)
 
     def _note_tensors(self, role: Role, module: nn.Module, value: Any) -> None:
-        """Note what a module is given or returns."""
+        """Note the input or output of a module."""
         model, name = self._names.get(module, (NOWHERE, ""))
         site = site_fields(call_site())
         for index, tensor in enumerate(_tensors(value)):
@@ -129,7 +129,7 @@ class Models:
                 self._notes.add(place, buffer)
 
     def _root_of(self, module: nn.Module) -> nn.Module | None:
-        """The model that a module has been added to since that was named."""
+        """Return the named model to which a module was added later."""
         found = (root for root in list(self._roots) if any(each is module for each in root.modules()))
         return next(found, None)
 
@@ -146,7 +146,7 @@ class Models:
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._outer is not None and self._outer() not in (None, optimizer):
-            return  # one that another one uses: what that makes of it counts
+            return  # an inner optimizer: the outer one's step counts
         self._outer = weakref.ref(optimizer)
         parameters = list(_with_gradient(optimizer))
         for parameter in parameters:
@@ -171,7 +171,7 @@ class Models:
         self._note_divided({id(parameter) for parameter in parameters}, wrapped)
 
     def _all_wrapped(self) -> dict[int, tuple[int, ...]]:
-        """``id`` of each parameter in a DistributedDataParallel -> its ranks."""
+        """Map ``id`` of each parameter in a DistributedDataParallel to its ranks."""
         return {
             id(parameter): replicas.ranks
             for wrapper in list(self._wrappers)
@@ -183,9 +183,9 @@ class Models:
         return self._evidence.replicas_of(parameter) if ranks is None else Replicas(ranks, Trust.WRAPPED)
 
     def _note_divided(self, stepped: Container[int], wrapped: Mapping[int, tuple[int, ...]]) -> None:
-        """Note models of which other ranks step parameters: their gradients were reduced, and nobody here steps them.
+        """Note models of which other ranks step some parameters: gradients that were reduced, but not stepped here.
 
-        Nothing follows from them until the model is used, since owners send parameters after the step.
+        They are checked when the model is used next, since owners send parameters after the step.
         """
         for root in list(self._roots):
             owed = [each for each in _plain_parameters(root) if each.grad is not None]
@@ -194,7 +194,7 @@ class Models:
                 self._divided[root] = True
 
     def _wrapped(self, wrapper: Any) -> Iterator[tuple[torch.Tensor, Replicas]]:
-        """The parameters of a DistributedDataParallel."""
+        """Yield the parameters of a DistributedDataParallel."""
         replicas = Replicas(_ranks_of(wrapper), Trust.WRAPPED)
         for name, parameter in wrapper.module.named_parameters():
             if name not in wrapper.parameters_to_ignore and type(parameter) in _PLAIN:
@@ -222,7 +222,7 @@ class Models:
 
 
 def _unless_compiling(told: Callable[..., None]) -> Callable[..., None]:
-    """A hook that Dynamo finds empty."""
+    """Wrap a hook so that Dynamo finds it empty."""
 
     def hook(*arguments: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -243,8 +243,8 @@ def _with_gradient(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _is_placed(parameter: Any) -> bool:
-    """Whether it is a DTensor that all ranks of its mesh should have the same."""
-    # Not imported: a test without DTensors should not pay for them.
+    """Whether a parameter is a DTensor that is replicated over its whole mesh."""
+    # Not imported: a test without DTensors should not pay for the import.
     module = sys.modules.get("torch.distributed.tensor")
     return (
         module is not None
@@ -258,7 +258,7 @@ def _mesh_ranks(parameter: Any) -> tuple[int, ...]:
 
 
 def _ranks_of(wrapper: DistributedDataParallel) -> tuple[int, ...]:
-    """Those that should have the same; none where its hook lets them differ for some steps."""
+    """Return the ranks that should be equal; empty if a communication hook lets them differ for some steps."""
     names = (getattr(hook, "__qualname__", "").lower() for hook, _ in getattr(wrapper, "_comm_hooks", ()))
     if any("localsgd" in name for name in names):
         return ()
@@ -269,7 +269,7 @@ def _ranks_of(wrapper: DistributedDataParallel) -> tuple[int, ...]:
 
 
 def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """The first tensors in what a module is given or returns."""
+    """Yield the first tensors of an input or output of a module."""
     waiting, found = [output], 0
     while waiting and found < _MOST_TENSORS:
         value = waiting.pop(0)

@@ -1,4 +1,4 @@
-"""Where NaN or infinity came from, and how it got to other ranks. Pure."""
+"""Find the origin of NaN or infinity, and how it reached other ranks. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REDUCING = frozenset(
 )
 _OF_COMPUTATION = frozenset({Role.GIVEN, Role.MODULE, Role.ROOT, Role.INPUT, Role.OUTPUT})
 _COMPUTING = frozenset({"SUM", "AVG", "PREMUL_SUM", "PRODUCT", ""})
-"""Operations that make new numbers: the least or greatest of nothing is infinity, and given on purpose."""
+"""Reductions that make new numbers. MIN and MAX may start with infinity on purpose."""
 _WORDS = {"nan": "NaN", "inf": "infinity"}
 _ADVICE = Consequence(
     "Everything that is computed from it is lost, on all ranks that a reduction gives it to.",
@@ -33,7 +33,7 @@ _ADVICE = Consequence(
 
 
 def find_nonfinite(sight_index: SightIndex) -> Iterator[PluginFinding]:
-    """Where it appeared first, if it has done harm: masks of infinity and the like have not."""
+    """Report its first appearance if it had an effect. Masks of infinity have none."""
     harm = _harm(sight_index)
     if harm is None:
         return
@@ -53,7 +53,7 @@ def find_nonfinite(sight_index: SightIndex) -> Iterator[PluginFinding]:
 
 
 def _first_bad(sight_index: SightIndex, rank: int) -> Sight | None:
-    # A mask of infinity is given on purpose.
+    # A mask of infinity is an input on purpose.
     bad = (
         sight
         for sight in sight_index.of_rank[rank]
@@ -63,9 +63,9 @@ def _first_bad(sight_index: SightIndex, rank: int) -> Sight | None:
 
 
 def _finite_before(sight_index: SightIndex, source: Sight) -> str:
-    """The last that the rank had seen of the computation, which was finite: the lines to look at begin there.
+    """Name the last finite observation of the computation: the lines to check begin there.
 
-    A backward pass fails in what a forward has done, so that a line of the forward is named, too.
+    A backward pass fails because of the forward, so a line of the forward is named, too.
     """
     if source.place.role is Role.GIVEN:
         return ""
@@ -79,7 +79,7 @@ def _finite_before(sight_index: SightIndex, source: Sight) -> str:
 
 
 def _harm(sight_index: SightIndex) -> Sight | None:
-    """The first parameter, sum or product that has it without having been given it on purpose."""
+    """Return the first parameter, sum or product that is not finite and did not start so."""
     found = (
         sight
         for rank in sight_index.of_rank

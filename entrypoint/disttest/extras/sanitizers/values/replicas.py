@@ -1,4 +1,4 @@
-"""Which parameters of this rank should be the same on other ranks, and what tells."""
+"""Find the parameters of this rank that should equal those of other ranks, and the evidence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _weak_reference: Any = StorageWeakRef
 
 
 class Replicas(NamedTuple):
-    """The ranks that should have the same, and why."""
+    """Ranks that should have the same parameter, and the evidence."""
 
     ranks: tuple[int, ...] = ()
     trust: Trust | None = None
@@ -31,23 +31,23 @@ class Replicas(NamedTuple):
 
 class _Seen(NamedTuple):
     storage: Any
-    """Keeps the address from being used again, and no memory."""
+    """Weak reference: keeps the address from being reused, but not the memory."""
     ranks: tuple[int, ...]
     reduced: bool
 
 
 class Evidence:
-    """From the calls of a test to what its parameters should be."""
+    """Evidence from the calls of a test about its parameters."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._replicated: MutableMapping[torch.Tensor, tuple[int, ...]] = WeakIdKeyDictionary()
-        """Parameter -> ranks, from its first sign on: what is forgotten in a later step was meant."""
+        """Parameter -> ranks, from its first sign on: an omission in a later step is a fault."""
         self._reduced: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-        """Ranks -> numbers that they have reduced since the last step, by address of the storage."""
+        """Ranks -> number of elements that they reduced since the last step, by address of the storage."""
 
     def issue(self, call: Call) -> None:
-        """A call, which may be about parameters or gradients."""
+        """Note a call that may concern parameters or gradients."""
         reduced = call.op in _REDUCTIONS
         if not (reduced or call.op == "broadcast") or len(call.group.ranks) < 2:
             return
@@ -62,11 +62,11 @@ class Evidence:
     def judge(
         self, parameters: Sequence[torch.Tensor], wrapped: Mapping[int, tuple[int, ...]]
     ) -> dict[int, Replicas]:
-        """What is to be expected of the parameters of one optimizer after its step; the next one begins.
+        """Judge the parameters of one optimizer after its step; the next step begins.
 
         Args:
-            parameters: those that have a gradient.
-            wrapped: ``id`` of a parameter -> ranks of the DistributedDataParallel that it is in; none: not to be compared.
+            parameters: parameters with a gradient.
+            wrapped: ``id`` of a parameter -> ranks of its DistributedDataParallel; no ranks: it must not be compared.
         """
         found: dict[int, Replicas] = {}
         rest, total = [], 0
@@ -89,7 +89,7 @@ class Evidence:
         return found
 
     def _gradients_reduced(self, parameters: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
-        """Ranks -> numbers that they have reduced, but for parameters: those that are averaged say nothing of others."""
+        """Count the elements that ranks reduced, without averaged parameters, which say nothing about others."""
         averaged = {each.untyped_storage()._cdata for each in parameters if self._is_averaged(each)}  # noqa: SLF001
         return Counter(
             {
@@ -99,12 +99,12 @@ class Evidence:
         )
 
     def _is_averaged(self, parameter: torch.Tensor) -> bool:
-        """Whether ranks reduce the parameter itself, now and then: in between each has its own, as in local SGD."""
+        """Whether ranks reduce the parameter itself from time to time, as in local SGD, and differ in between."""
         seen = self._found(parameter)
         return seen is not None and seen.reduced
 
     def replicas_of(self, parameter: torch.Tensor) -> Replicas:
-        """What its own calls say: a replica if its gradient was reduced, or it was sent to the others."""
+        """Judge by the parameter's own calls: it is a replica if its gradient was reduced, or it was broadcast."""
         ranks = () if self._is_averaged(parameter) else self._ranks_of(parameter)
         return Replicas(ranks, Trust.REDUCED) if ranks else Replicas()
 

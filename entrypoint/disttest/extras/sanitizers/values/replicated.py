@@ -1,4 +1,4 @@
-"""Which replicas have parted: outputs of collectives, parameters, buffers. Pure."""
+"""Find replicas that have diverged: outputs of collectives, parameters, buffers. Pure functions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _BUFFER = Consequence(
 
 
 def find_outputs(sight_index: SightIndex) -> Iterator[PluginFinding]:
-    """The first collective that gave ranks other numbers than others."""
+    """Report the first collective that gave different numbers to ranks."""
     parted = [
         group
         for group in _groups(sight_index, Role.OUTPUT)
@@ -70,7 +70,7 @@ def find_outputs(sight_index: SightIndex) -> Iterator[PluginFinding]:
 
 
 def find_parameters(sight_index: SightIndex) -> Iterator[PluginFinding]:
-    """The first parameter that should be the same on its ranks, and is not to the end of the test."""
+    """Report the first parameter that should be equal on its ranks and stays different to the end of the test."""
     starts = ConstantStarts(sight_index)
     parted = [
         (group, because)
@@ -92,7 +92,7 @@ def find_parameters(sight_index: SightIndex) -> Iterator[PluginFinding]:
 
 
 def find_buffers(sight_index: SightIndex) -> Iterator[PluginFinding]:
-    """The first buffer of a wrapped model with which ranks evaluate differently."""
+    """Report the first buffer of a wrapped model with which ranks evaluate differently."""
     parted = [
         group
         for group in _groups(sight_index, Role.BUFFER)
@@ -105,7 +105,7 @@ def find_buffers(sight_index: SightIndex) -> Iterator[PluginFinding]:
 
 
 def _groups(sight_index: SightIndex, role: Role) -> Iterator[list[Sight]]:
-    """What several ranks have seen of one thing in this role, the lowest rank first."""
+    """Yield the observations of several ranks of one thing in this role, the lowest rank first."""
     for key, sights in sight_index.together.items():
         if key[0] is role and len(sights) > 1:
             yield sorted(sights.values())
@@ -119,10 +119,10 @@ def _can_be_compared(group: Sequence[Sight]) -> bool:
 def _replicas(
     sight_index: SightIndex, starts: ConstantStarts, seen: Sequence[Sight]
 ) -> Iterator[tuple[list[Sight], str]]:
-    """What should be the same of what ranks have of one parameter, with the evidence where no call is."""
+    """Yield the observations of one parameter that should be equal, with the evidence if that is not a call."""
     for ranks in dict.fromkeys(sight.place.ranks for sight in seen):
         group = [sight for sight in seen if sight.place.ranks == ranks]
-        # Most of an optimizer may be the same while the rest are shards or experts.
+        # Most parameters of an optimizer may be replicas while the rest are shards or experts.
         is_apart = group[0].place.trust is Trust.BESIDE and starts.activations_travel
         if _are_replicas(sight_index, group) and not is_apart:
             yield group, ""
@@ -135,7 +135,7 @@ def _are_replicas(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
     trust = {sight.place.trust for sight in group}
     if len(trust) > 1 or place.trust is None or not place.ranks or not _can_be_compared(group):
         return False
-    # Without a module, a number is all that tells parameters apart: another rank's #1 may be another tensor.
+    # Without a module only a number identifies a parameter: another rank's #1 may be another tensor.
     is_weak = place.trust is Trust.BESIDE or (place.trust is Trust.REDUCED and place.model == NOWHERE)
     return not is_weak or _began_equal(sight_index, group)
 
@@ -146,7 +146,7 @@ def _began_equal(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
 
 
 def _meet_again(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
-    """Whether they are the same the last time that all have seen them: they were meant to differ for a while."""
+    """Whether they are equal when all ranks see them last: then they were meant to differ for a while."""
     later, number = group, group[0].number
     while len(later) == len(group):
         last = later
@@ -176,5 +176,5 @@ def _parameter(sight: Sight) -> tuple[int, str]:
 
 
 def _moment(group: Sequence[Sight]) -> tuple[int, int]:
-    """Earlier is less."""
+    """Sort key: the time of the observation."""
     return (0 if group[0].place.role is Role.WRAPPED else 1, min(sight.position for sight in group))

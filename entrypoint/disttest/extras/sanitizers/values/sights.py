@@ -1,4 +1,4 @@
-"""The entries of traces with what they refer to, and those of several ranks that belong together. Pure."""
+"""Observations: the entries of traces, resolved, and matched between ranks. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _OF_CALLS = frozenset({Role.INPUT, Role.OUTPUT})
 
 
 class Sight(NamedTuple):
-    """A tensor as a rank has seen it once."""
+    """One observation of a tensor by a rank."""
 
     rank: int
     position: int
-    """In the trace of the rank."""
+    """Position in the trace of the rank."""
     place: TensorPlace
     content: Content
     number: int
 
     @property
     def is_of_call(self) -> bool:
-        """Whether it went into a call or came out of it."""
+        """Whether it is an input or output of a call."""
         return self.place.role in _OF_CALLS
 
     @property
     def same_on_ranks(self) -> tuple[object, ...]:
-        """What this sight has in common with that of the same thing on another rank."""
+        """Key that observations of the same thing share on all ranks."""
         place = self.place
         if self.is_of_call:
             return (place.role, place.group_id, place.ranks, self.number, place.index)
@@ -37,13 +37,13 @@ class Sight(NamedTuple):
 
 
 def sights_of(rank: int, trace: Trace) -> Iterator[Sight]:
-    """All of a rank, in their order."""
+    """Yield the observations of a rank, in order."""
     for position, entry in enumerate(trace.entries):
         yield Sight(rank, position, trace.places[entry.place], trace.contents[entry.content], entry.number)
 
 
 class SightIndex:
-    """The sights of all ranks of a test, by what they have in common."""
+    """Observations of all ranks of a test, by their common keys."""
 
     def __init__(self, traces: Mapping[int, Trace]) -> None:
         self.of_rank = {rank: tuple(sights_of(rank, trace)) for rank, trace in traces.items()}
@@ -53,17 +53,17 @@ class SightIndex:
                 self.together.setdefault(sight.same_on_ranks, {})[sight.rank] = sight
 
     def peers(self, sight: Sight) -> dict[int, Sight]:
-        """The same thing on all ranks that have seen it."""
+        """Return the observations of the same thing by rank."""
         return self.together[sight.same_on_ranks]
 
     def matching(self, role: Role, sight: Sight) -> dict[int, Sight]:
-        """What the ranks have seen of the same parameter, at the same step, in another role."""
+        """Return the ranks' observations of the same parameter, at the same step, in another role."""
         place = sight.place
         number = 1 if role is Role.BEFORE else sight.number
         return self.together.get((role, place.model, place.name, place.index, number), {})
 
     def agrees(self, sight: Sight) -> bool | None:
-        """Whether all ranks have the same there; None where only one has seen it."""
+        """Whether all ranks observed the same content; None if only one rank observed it."""
         peers = self.peers(sight)
         return are_equal(peers.values()) if len(peers) > 1 else None
 
@@ -74,7 +74,7 @@ def are_equal(sights: Iterable[Sight]) -> bool:
 
 
 def odd_pair(sights: Iterable[Sight]) -> tuple[Sight, Sight]:
-    """One that has what most have, and the first that has something else; the lowest ranks of each."""
+    """Return the lowest ranks' observations with the most frequent content and with another one."""
     ordered = sorted(sights)
     counts = Counter(sight.content.digest for sight in ordered)
     most = max(counts, key=lambda digest: counts[digest])
@@ -83,7 +83,7 @@ def odd_pair(sights: Iterable[Sight]) -> tuple[Sight, Sight]:
 
 
 def odd_ranks(sights: Iterable[Sight]) -> tuple[int, ...]:
-    """Those that have not what most have; all of them where no content is on two ranks."""
+    """Return the ranks without the most frequent content; all ranks if no content is on two of them."""
     ordered = sorted(sights)
     counts = Counter(sight.content.digest for sight in ordered)
     most = max(counts.values())
@@ -109,12 +109,12 @@ _FRONT = {
 
 
 def describe(sight: Sight) -> str:
-    """``output of all_reduce SUM #3 of group default``, ``gradient of layers.0.weight before step 2``."""
+    """Format ``output of all_reduce SUM #3 of group default`` or ``gradient of layers.0.weight before step 2``."""
     return f"{_FRONT[sight.place.role]}{subject(sight)}"
 
 
 def subject(sight: Sight) -> str:
-    """The same without its role: ``all_reduce SUM #3 of group default``, ``layers.0.weight after step 2``."""
+    """Format it without its role: ``all_reduce SUM #3 of group default``, ``layers.0.weight after step 2``."""
     place = sight.place
     if sight.is_of_call:
         words = [title_of(place.name), *([place.kind] if place.kind else [])]
@@ -144,5 +144,5 @@ def _when(role: Role, number: int) -> str:
 
 
 def at(place: TensorPlace) -> str:
-    """`` at test_step.py:39``, or nothing."""
+    """Format `` at test_step.py:39``; empty if the line is unknown."""
     return f" at {place.where}" if place.where else ""

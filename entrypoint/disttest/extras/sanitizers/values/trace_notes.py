@@ -1,4 +1,4 @@
-"""A trace while it grows: each place and each content once."""
+"""A growing trace, with each thing and each content stored once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from disttest.extras.sanitizers.values.trace import MOST_ENTRIES, Content, Entry
 from disttest.observe import Site, as_text
 
 _LONG_HEAD, _SHORT_HEAD = 4096, 64
-"""Bytes of a tensor that are kept as they are: as long as there is room, and later."""
+"""Bytes of a tensor that are kept verbatim: while there is room, and afterwards."""
 _ROOM = 1 << 20
-"""For heads of one test."""
+"""Bytes for the heads of one test."""
 
 
 class Notes:
-    """What a rank has seen since a test began."""
+    """Observations of a rank since a test began."""
 
     def __init__(self) -> None:
         self._places: dict[TensorPlace, int] = {}
@@ -28,16 +28,16 @@ class Notes:
         self._room = _ROOM
         self._beyond = 0
         self._lock = threading.Lock()
-        """Threads may each have a group, and call at the same time."""
+        """Threads may use one group each, and call at the same time."""
         self.doubtful = False
 
     def add(self, place: TensorPlace, tensor: Any, number: int = 0) -> None:
-        """Note a tensor as it is now.
+        """Note a tensor in its present state.
 
         Args:
-            place: what it is; its dtype and shape are filled in.
-            tensor: anything; what is no plain tensor is passed over.
-            number: of the call; 0: as often as the same was seen before, and one more.
+            place: description of the tensor.
+            tensor: anything; values other than plain tensors are ignored.
+            number: number of the call; 0: count the observations of the same thing.
         """
         if len(self._entries) >= MOST_ENTRIES:
             self._beyond += 1
@@ -57,7 +57,7 @@ class Notes:
             self._entries.append(Entry(self._places.setdefault(place, len(self._places)), index, number))
 
     def trace(self) -> Trace:
-        """All of it."""
+        """Return the trace."""
         return Trace(
             places=tuple(self._places),
             contents=tuple(self._contents),
@@ -68,11 +68,11 @@ class Notes:
 
 
 def site_fields(site: Site) -> dict[str, Any]:
-    """Of a place."""
+    """Return the fields of a source line."""
     return {"file": as_text(site.file), "line": site.line}
 
 
 def default_rank() -> int:
-    """Of this process in the default group; -1 without one."""
+    """Return the rank of this process in the default group; -1 without one."""
     dist = sys.modules["torch.distributed"]
     return int(dist.get_rank()) if dist.is_initialized() else -1

@@ -1,4 +1,4 @@
-"""A finding with what each rank saw around it."""
+"""Make findings with the observations of each rank around them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from disttest.model import PluginFinding, RankCalls, SeenCall
 
 NAME = "values"
 _BEFORE, _AFTER = 6, 2
-"""Sights shown before and after the one that decides."""
+"""Observations shown before and after the decisive one."""
 _MOST_RANKS = 8
 
 
@@ -23,14 +23,14 @@ def make_finding(
     sight_index: SightIndex,
     decisive: Sequence[Sight],
 ) -> PluginFinding:
-    """A finding.
+    """Make a finding.
 
     Args:
-        kind: of it.
-        message: which rank has what, and where.
-        consequence: what comes of it, and what to do.
-        sight_index: of the test.
-        decisive: what it is about, at most one of each rank.
+        kind: kind of the finding.
+        message: the ranks, their values and the lines.
+        consequence: effect and advice.
+        sight_index: observations of the test.
+        decisive: observations that the finding is about, at most one of each rank.
     """
     return PluginFinding(
         finder=NAME,
@@ -58,7 +58,7 @@ def _around(sight_index: SightIndex, decisive: Sight) -> Iterator[SeenCall]:
 
 
 def both_values(sights: Sequence[Sight]) -> str:
-    """``at index [2] rank 0 has 3, rank 1 has 4``."""
+    """Format ``at index [2] rank 0 has 3, rank 1 has 4``."""
     usual, odd = odd_pair(sights)
     found = first_difference(usual.place, usual.content, odd.content)
     pair = sorted(zip((usual, odd), found.values or ("", ""), strict=True))
@@ -68,5 +68,5 @@ def both_values(sights: Sequence[Sight]) -> str:
 
 
 def places_of(sights: Sequence[Sight]) -> str:
-    """`` at test_step.py:39``; of several places, each once."""
+    """Format `` at test_step.py:39``; several lines are each named once."""
     return " and".join(dict.fromkeys(at(sight.place) for sight in sorted(sights)))

@@ -1,4 +1,4 @@
-"""From what all ranks have seen to what is wrong with it. Pure."""
+"""Judge the observations of all ranks. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _decoder = msgspec.json.Decoder(Trace)
 
 
 def judge_values(traces: Mapping[int, Trace]) -> tuple[PluginFinding, ...]:
-    """What is wrong with a test that has passed on all ranks.
+    """Judge a test that passed on all ranks.
 
     Args:
-        traces: rank -> what it has seen, of all ranks of the world.
+        traces: rank -> its observations, for all ranks of the world.
     """
     if any(trace.doubtful for trace in traces.values()):
         return ()
@@ -34,7 +34,7 @@ def judge_values(traces: Mapping[int, Trace]) -> tuple[PluginFinding, ...]:
 
 
 def limits_of(traces: Mapping[int, Trace]) -> tuple[str, ...]:
-    """What was not compared, in words."""
+    """Describe the observations that were not compared."""
     cut = {rank: trace.beyond for rank, trace in traces.items() if trace.beyond}
     if not cut:
         return ()
@@ -44,6 +44,6 @@ def limits_of(traces: Mapping[int, Trace]) -> tuple[str, ...]:
 
 
 def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
-    """What follows from what the ranks have sent."""
+    """Judge the reports of the ranks."""
     traces = {rank: _decoder.decode(report) for rank, report in sorted(reports.items())}
     return Judgement(judge_values(traces), limits_of(traces))

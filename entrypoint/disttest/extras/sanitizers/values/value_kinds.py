@@ -1,4 +1,4 @@
-"""The kinds of findings of the sanitizer of values."""
+"""Kinds of findings of the sanitizer ``values``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import StrEnum
 
 
 class ValueFindingKind(StrEnum):
-    """What was found; the value is its word in results and reports."""
+    """Kind of a finding; the value is its word in results and reports."""
 
     OUTPUT = "output"
-    """A collective that gives all its ranks the same has given them different numbers."""
+    """A collective that gives all ranks the same result gave them different numbers."""
     PARAMETER = "parameter"
-    """Parameters that should be replicas of each other are not."""
+    """Parameters that should be replicas of each other differ."""
     BUFFER = "buffer"
-    """A model in DistributedDataParallel was evaluated with other buffers on each rank."""
+    """A model in DistributedDataParallel was evaluated with different buffers on the ranks."""
     NONFINITE = "nonfinite"
-    """NaN or infinity has got into parameters, or into what a reduction gave all ranks."""
+    """NaN or infinity got into parameters, or into the result of a reduction."""

@@ -1,4 +1,4 @@
-"""The part of the sanitizer that is in a rank: it notes what tensors hold, in 0.3 ms for a megabyte, and keeps none."""
+"""Recorder of the sanitizer ``values`` in a rank: note contents of tensors (0.3 ms a megabyte), keep no tensor."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from disttest.observe import Call, Wait
 
 
 class ValuesRecorder(SanitizerRecorder):
-    """Notes the tensors of calls, modules and optimizers of one test after another.
+    """Recorder of the tensors of calls, modules and optimizers of one test after another.
 
     Args:
-        rank: of this process in its world.
+        rank: number of this rank in its world.
     """
 
     def __init__(self, rank: int) -> None:
@@ -25,23 +25,23 @@ class ValuesRecorder(SanitizerRecorder):
         self._models.watch()
 
     def begin(self) -> None:
-        """A test begins."""
+        """Begin a test."""
         self._notes, self._evidence = Notes(), Evidence()
         self._calls = Calls(self._notes, self._rank)
         self._models.begin(self._notes, self._evidence)
 
     def report(self) -> Trace:
-        """What was seen since the test began."""
+        """Return the observations since the test began."""
         return self._notes.trace()
 
     def on_issue(self, call: Call) -> None:
-        """Note what a call is given."""
+        """Note the inputs of a call."""
         self._notes.doubtful |= default_rank() not in (self._rank, -1)
         self._calls.issue(call)
         self._evidence.issue(call)
 
     def on_error(self, call: Call, error: BaseException) -> None:
-        """Note that one was refused."""
+        """Note that a call was refused."""
         del error
         self._calls.drop(call)
         self._notes.doubtful = True
@@ -51,6 +51,6 @@ class ValuesRecorder(SanitizerRecorder):
         self._calls.begin(wait)
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
-        """Note what came of a call."""
+        """Note the results of a call."""
         self._calls.done(wait, well=error is None)
         self._notes.doubtful |= error is not None and wait.call is not None

@@ -1,7 +1,7 @@
-"""``values.json``: what the ranks of one attempt of a test have seen, beside their logs, for ``disttest diverge``.
+"""File ``values.json``: observations of the ranks of one attempt, next to their logs, for ``disttest diverge``.
 
-``{"version": 1, "nodeid": …, "size": 2, "backend": "gloo", "ranks": {"0": …, "1": …}}``, each rank a
-:class:`~disttest.extras.sanitizers.values.trace.Trace`: bytes as base64, fields with their default values left out.
+``{"version": 1, "nodeid": …, "size": 2, "backend": "gloo", "ranks": {"0": …, "1": …}}``, where each rank is a
+:class:`~disttest.extras.sanitizers.values.trace.Trace`. Bytes are base64, and fields with default values are left out.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ VERSION = 1
 
 
 class ValuesFile(Frozen):
-    """A file of them."""
+    """Content of the file."""
 
     nodeid: str
     size: int
-    """Ranks of the world, of which some may be missing here: those that died."""
+    """Size of the world; ranks that died are missing in ``ranks``."""
     backend: str
     ranks: dict[int, Trace]
     version: int = VERSION
 
     @property
     def base(self) -> str:
-        """The node id without its world: the same at all sizes and backends."""
+        """Node id without its world: the same for all sizes and backends."""
         world = f"{self.size}x{self.backend}"
         return self.nodeid.replace(f"[{world}]", "").replace(f"-{world}]", "]").replace(f"[{world}-", "[")
 
 
 class _Raw(Frozen):
-    """The same, as it is written."""
+    """The same content before encoding."""
 
     nodeid: str
     size: int
@@ -51,14 +51,14 @@ _decoder = msgspec.json.Decoder(ValuesFile)
 
 
 def encode_recording(nodeid: str, size: int, backend: str, reports: Mapping[int, msgspec.Raw]) -> bytes:
-    """The content of a file, from the reports of ranks as they came."""
+    """Encode a file from the undecoded reports of ranks."""
     return msgspec.json.encode(
         _Raw(nodeid=nodeid, size=size, backend=backend, ranks=reports, version=VERSION)
     )
 
 
 def read_recordings(path: Path) -> tuple[ValuesFile, ...]:
-    """Those of a results directory, the last attempt of each test; or one, given its file.
+    """Read the recordings of a results directory, the last attempt of each test; or one, given its file.
 
     Raises:
         UsageError: there is none, or one cannot be read.
@@ -101,7 +101,7 @@ class _Version(msgspec.Struct):
 def pairs(
     left: tuple[ValuesFile, ...], right: tuple[ValuesFile, ...]
 ) -> Iterator[tuple[ValuesFile, ValuesFile]]:
-    """Recordings of one test: with the same world where both have that, else at any other."""
+    """Pair the recordings of each test: with the same world if both have it, otherwise with any world."""
     exact = {recording.nodeid: recording for recording in right}
     for one in left:
         if one.nodeid in exact:
