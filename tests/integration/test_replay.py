@@ -169,7 +169,8 @@ def test_what_the_rank_does_otherwise_is_named_by_both_lines(recorded):
     assert 1 == ended.exit_code, ended.output
     assert re.search(
         r"the rank did something else than recorded: call 3 is broadcast of group default with root 0 "
-        r"\(float32\[3\]\) at test_all.py:\d+, but allreduce of group default \(SUM float32\[2\]\) at test_all.py:\d+ was recorded",
+        r"\(float32\[3\]\) at test_all.py:\d+, but allreduce of group default \(SUM float32\[2\]\) "
+        r"at test_all.py:\d+ was recorded",
         ended.output,
     ), ended.output
 
