@@ -369,9 +369,7 @@ def test_a_changed_file_means_a_new_parent(resident_lab: ResidentLab):
     where = {"PYTHONPATH": os.pathsep.join([str(packages), resident_lab.environ["PYTHONPATH"]])}
     resident_lab.write(test_one=ONE)
     started = run(resident_lab, ".", **where)
-    assert (
-        f"{WITHOUT} a resident parent: it would keep modules of {resident_lab.folder}" in started.output
-    )
+    assert f"{WITHOUT} a resident parent: it would keep modules of {resident_lab.folder}" in started.output
     assert started.exit_code == 0
 
 

@@ -246,7 +246,9 @@ def test_two_results_of_one_shard_are_refused(artifacts: Path, into: Path) -> No
     for name in ("x", "y"):
         ShardRun(artifacts / name, 1).finish()
 
-    with pytest.raises(UsageError, match=r"shard 1 has two results: .*x and .*y; pass --reruns if the later one is a rerun"):
+    with pytest.raises(
+        UsageError, match=r"shard 1 has two results: .*x and .*y; pass --reruns if the later one is a rerun"
+    ):
         merge([artifacts], into)
 
 

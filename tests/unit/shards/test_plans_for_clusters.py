@@ -221,7 +221,9 @@ def test_what_the_command_line_says_of_the_scheduler_wins() -> None:
 
 def test_another_spread_than_the_plans_is_refused() -> None:
     for nodes in ("4", "1"):  # 1 is the default, and is refused all the same where it is said
-        with pytest.raises(UsageError, match=f"--nodes {nodes} differs from the plan, which was made with --nodes 2"):
+        with pytest.raises(
+            UsageError, match=f"--nodes {nodes} differs from the plan, which was made with --nodes 2"
+        ):
             taken("--nodes", nodes, grant=GRANT)
 
 
