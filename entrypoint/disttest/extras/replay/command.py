@@ -16,7 +16,7 @@ from disttest.options.flags import RegistryCommand, flags, pytest_word
 @pytest_word("--pdb")
 @click.pass_obj
 def replay(pytest_args: Sequence[str], /, words: tuple[str, ...], rank: int) -> None:
-    r"""Run one rank of a recorded test alone, without peers or a cluster; their data comes from the recording.
+    """Run one rank of a recorded test alone, without peers or a cluster; their data comes from the recording.
 
     \b disttest record tests/test_step.py           record a run; each rank's file is next to its log disttest replay
     test_step --rank 3           run rank 3 of it in this terminal, as recorded disttest replay test_step --rank 3 --pdb

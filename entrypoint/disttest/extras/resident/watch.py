@@ -11,7 +11,7 @@ import click
 @click.argument("targets", nargs=-1, required=True, metavar="PATH…")
 @click.pass_obj
 def watch(pytest_args: Sequence[str], /, targets: tuple[str, ...]) -> None:
-    r"""Run tests when a file that they import is saved, failed ones first, from a resident parent.
+    """Run tests when a file that they import is saved, failed ones first, from a resident parent.
 
     \b enter  run all                         f  run the failed tests r      show the log of a failed rank   q  quit
 

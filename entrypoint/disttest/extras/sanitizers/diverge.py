@@ -18,7 +18,7 @@ from disttest.options.flags import ShowingCommand, flags
 def diverge(
     context: click.Context, first: Path, second: Path, test: str | None, tolerance: float | None
 ) -> None:
-    r"""Find the first call, module or parameter at which two runs differ, test by test.
+    """Find the first call, module or parameter at which two runs differ, test by test.
 
     A and B are results directories of runs with --sanitize values. The exit code is 0 if all tests are the same, and 1
     if not.
