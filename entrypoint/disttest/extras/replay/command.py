@@ -18,9 +18,10 @@ from disttest.options.flags import RegistryCommand, flags, pytest_word
 def replay(pytest_args: Sequence[str], /, words: tuple[str, ...], rank: int) -> None:
     """Run one rank of a recorded test alone, without peers or a cluster; their data comes from the recording.
 
-    \b disttest record tests/test_step.py           record a run; each rank's file is next to its log disttest replay
-    test_step --rank 3           run rank 3 of it in this terminal, as recorded disttest replay test_step --rank 3 --pdb
-    stop where it fails or hangs; breakpoint() stops, too
+    \b
+    disttest record tests/test_step.py           record a run; each rank's file is next to its log
+    disttest replay test_step --rank 3           run rank 3 of it in this terminal, as recorded
+    disttest replay test_step --rank 3 --pdb     stop where it fails or hangs; breakpoint() stops, too
 
     RESULTS is the directory of the run (default: the newest one here), and TEST is a part of the test's id. The exit
     code is 0 if the rank did what was recorded, even if that is a failure, and 1 if not.

@@ -1,7 +1,7 @@
 """Messages between a command and a resident parent.
 
-    command --(ForkRequest or Ask, in a memory file; descriptors)--> fork of the parent fork    --(Started, with its
-    pidfd, then ForkEnded; or ForkRefused; or Status)--> command
+    command --(ForkRequest or Ask, in a memory file; descriptors)--> fork of the parent
+    fork    --(Started, with its pidfd, then ForkEnded; or ForkRefused; or Status)--> command
 
 The parent sends nothing: it forks for each connection, and the fork reads the request. The module ``handover`` uses the
 same protocol without these classes.

@@ -13,7 +13,9 @@ import click
 def watch(pytest_args: Sequence[str], /, targets: tuple[str, ...]) -> None:
     """Run tests when a file that they import is saved, failed ones first, from a resident parent.
 
-    \b enter  run all                         f  run the failed tests r      show the log of a failed rank   q  quit
+    \b
+    enter  run all                         f  run the failed tests
+    r      show the log of a failed rank   q  quit
 
     Options come from [tool.disttest] and the environment; arguments after -- are for pytest.
     """

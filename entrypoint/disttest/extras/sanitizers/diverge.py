@@ -23,8 +23,9 @@ def diverge(
     A and B are results directories of runs with --sanitize values. The exit code is 0 if all tests are the same, and 1
     if not.
 
-    \b disttest diverge results-green results              this run against one that was good disttest diverge one four
-    --tolerance 1e-5          world size 1 against 4: parameters and their gradients
+    \b
+    disttest diverge results-green results              this run against one that was good
+    disttest diverge one four --tolerance 1e-5          world size 1 against 4: parameters and their gradients
     """
     from disttest.extras.sanitizers.partings import tell_partings
 
