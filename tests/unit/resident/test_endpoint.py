@@ -33,7 +33,7 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, kind: str):
     else:
         (tmp_path / "other").mkdir(mode=0o700)
         folder.symlink_to(tmp_path / "other")
-    with pytest.raises(UsageError, match="is not a folder of user|cannot create"):
+    with pytest.raises(UsageError, match=r"is not a folder of user|cannot create"):
         make_private(folder)
 
 
