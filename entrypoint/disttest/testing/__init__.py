@@ -1,7 +1,7 @@
-"""What test authors import: the world that a test runs in, and the unittest side under the field's names.
+"""The public API for test authors: the world that a test runs in, and unittest bases under their established names.
 
 Importing this package does not import torch; a name that needs torch imports it when it is first used.
-``docs/testing-api.md`` says what each name does and where it differs from torch's.
+``docs/testing-api.md`` describes each name and its differences from torch's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def _homes() -> dict[str, str]:
-    """Name -> the module that has it, as the stub beside this file tells type checkers: one table for both."""
+    """Return each public name with its module, read from the stub file, which type checkers use, too."""
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_bytes())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module) for node in imports for alias in node.names}

@@ -1,4 +1,4 @@
-"""A barrier and a lock over files, for ranks that have no process group (yet, or any more)."""
+"""A barrier and a lock based on files, for ranks without a process group."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from disttest.clock import monotonic, sleep
 
 
 def _root() -> Path:
-    return Path(os.environ["TEMP_DIR"])  # noqa: TID251  # exported by initialize_temp_directories
+    return Path(os.environ["TEMP_DIR"])  # noqa: TID251  # set by initialize_temp_directories
 
 
 @contextlib.contextmanager
 def file_lock() -> Iterator[None]:
-    """Exclusive among all processes that share ``TEMP_DIR``."""
+    """Hold a lock among all processes that share ``TEMP_DIR``."""
     with (_root() / "lockfile").open("w") as file:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         try:
@@ -28,23 +28,25 @@ def file_lock() -> Iterator[None]:
 
 
 class Barrier:
-    """Counts arrivals in files named after processes; ``init`` it in the main process before each test."""
+    """A barrier that counts arrivals in files named after processes."""
+
+    # Call ``init`` in the main process before each test.
 
     barrier_id: ClassVar[int] = 0
 
     @classmethod
     def init(cls) -> None:
-        """Forget earlier arrivals."""
+        """Discard earlier arrivals."""
         cls.barrier_id = 0
         for file in (_root() / "barrier").iterdir():
             file.unlink()
 
     @classmethod
     def sync(cls, wait_for: int | None = None, timeout: float = 10) -> None:
-        """Wait until that many processes (all of the group, by default) have come as far.
+        """Wait until a number of processes (by default all of the group) have reached this barrier.
 
         Raises:
-            RuntimeError: they have not, within the limit.
+            RuntimeError: they have not arrived within the time limit.
         """
         if wait_for is None:
             import torch.distributed as dist

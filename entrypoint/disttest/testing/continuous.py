@@ -1,6 +1,6 @@
-"""``MultiProcContinuousTest``: one set of ranks, and one process group, for the tests of a whole class.
+"""``MultiProcContinuousTest``: one set of ranks and one process group for the tests of a whole class.
 
-A failing test costs its ranks, not the rest of the class: the next test gets new ones.
+After a failing test its ranks are replaced; the rest of the class runs in the new ones.
 """
 
 from __future__ import annotations
@@ -29,46 +29,46 @@ UNSET = -2
 
 
 class MultiProcContinuousTest(TestCase):
-    """A dispatcher in the main process; the test methods run in ranks that stay for the class."""
+    """Base class whose test methods run in ranks that live as long as the class. The main process dispatches them."""
 
     __disttest_kind__ = "main"
     MAIN_PROCESS_RANK = -1
     world_size: int = UNSET
-    """Unset: one rank for each device of the device type."""
+    """Unset means one rank for each device of the device type."""
     rank: int = UNSET
     rdvz_file: str | None = None
     timeout: timedelta = timedelta(seconds=120)
-    """Of the process group."""
+    """Time limit of the process group."""
     pg: dist.ProcessGroup
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803
-        """Take the test's name by either keyword, and put dispatching in the method's place."""
+        """Accept the test's name by either keyword, and replace the method by one that dispatches it."""
         name = methodName if methodName != "runTest" else method_name
         super().__init__(name)
         method = check_method(self, name, explicit=name != "runTest")
         if method is not None:
             setattr(self, name, self._dispatch_or_run(method))
 
-    # --- what a subclass may change
+    # --- overridable in subclasses
 
     @classmethod
     def backend_str(cls) -> str | None:
-        """The backend; None: decided by each tensor's device."""
+        """Return the backend; None lets the device of each tensor decide."""
         return None
 
     @classmethod
     def device_type(cls) -> str:
-        """The accelerator's type, or ``cpu``."""
+        """Return the accelerator's type, or ``cpu``."""
         return accelerator_type()
 
     @classmethod
     def opts(cls, high_priority_stream: bool = False) -> Any:
-        """Options of the process group."""
+        """Return the options of the process group."""
         del high_priority_stream
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
-        os.environ["LOCAL_RANK"] = str(rank)  # noqa: TID251  # what device meshes look at
+        os.environ["LOCAL_RANK"] = str(rank)  # noqa: TID251  # read by device meshes
         dist.init_process_group(
             cls.backend_str(),
             world_size=world_size,
@@ -84,7 +84,7 @@ class MultiProcContinuousTest(TestCase):
     # --- the main process
 
     def setUp(self) -> None:
-        """Have ranks that are well."""
+        """Start ranks, or keep the present ones if they are healthy."""
         super().setUp()
         self.rank = self.MAIN_PROCESS_RANK
         cls = type(self)
@@ -101,7 +101,7 @@ class MultiProcContinuousTest(TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        """Let the ranks leave; those that do not are ended."""
+        """Let the ranks exit; kill those that do not."""
         current_host().release(cls)
         if cls.rdvz_file is not None:
             Path(cls.rdvz_file).unlink(missing_ok=True)
@@ -110,7 +110,7 @@ class MultiProcContinuousTest(TestCase):
 
     @classmethod
     def _new_rendezvous(cls) -> None:
-        """A file of its own for each set of ranks: a dead one's keys would mislead the next."""
+        """Create a new rendezvous file for each set of ranks: keys of dead ranks would mislead the next ones."""
         with tempfile.NamedTemporaryFile(delete=False) as file:
             cls.rdvz_file = file.name
 

@@ -1,4 +1,4 @@
-"""Bases of distributed Dynamo tests. They choose device and backend by themselves: gloo on the CPU."""
+"""Base classes of distributed Dynamo tests. They choose device and backend themselves: gloo on the CPU."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def _dynamo_dist_per_rank_init(
     *,
     port: int | None = None,
 ) -> Iterator[None]:
-    """A rank's device and process group, with Dynamo reset before and after.
+    """Set up a rank's device and process group, with Dynamo reset before and after.
 
     Args:
         rank: this rank.
         world_size: number of ranks.
-        backend: None for the one of the device type.
-        init_pg: whether to make the group.
-        fake_pg: a group of one process that pretends.
-        port: where the ranks meet; chosen in the main process (:class:`DynamoDistributedMultiProcTestCase`
-            exports it), so that two tests can run on one machine.
+        backend: name of the backend; None for that of the device type.
+        init_pg: whether to create the group.
+        fake_pg: whether the group is torch's fake one, of a single process.
+        port: rendezvous port, chosen in the main process (:class:`DynamoDistributedMultiProcTestCase` exports it),
+            so that two tests can run on one machine.
     """
     device = accelerator_type()
     if not fake_pg and device != "cpu":
@@ -76,7 +76,7 @@ def _reset() -> None:
 
 
 class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
-    """A process group of one rank for the whole class."""
+    """Base class with a process group of one rank for the whole class."""
 
     rank: int = 0
     device: str
@@ -85,7 +85,7 @@ class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        """Make the group."""
+        """Create the group."""
         super().setUpClass()
         where = {"MASTER_ADDR": _LOOPBACK, PORT_VARIABLE: str(find_free_port())}
         cls._exit_stack.enter_context(patch.dict(os.environ, where))  # noqa: TID251  # for the class only
@@ -103,7 +103,7 @@ class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
 
 
 class DynamoDistributedMultiProcTestCase(DistributedTestBase):
-    """One rank for each accelerator; two on a machine without any."""
+    """Base class with one rank for each accelerator, or two without any."""
 
     @property
     def world_size(self) -> int:
@@ -111,7 +111,7 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
         return int(torch.accelerator.device_count()) or _CPU_RANKS
 
     def setUp(self) -> None:
-        """Choose the port here, where all ranks inherit it."""
+        """Choose the port here, so that all ranks inherit it."""
         os.environ[PORT_VARIABLE] = str(find_free_port())  # noqa: TID251  # the contract with the ranks
         super().setUp()
 

@@ -1,4 +1,4 @@
-"""Small helpers that test authors of the field know by name."""
+"""Small helpers under the names that test authors know from torch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from disttest.testing.skips import device_count
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 FILE_SCHEMA = "file://"
-TIMEOUT_DEFAULT = int(os.environ.get("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))  # noqa: TID251  # the field's own
+# torch's variable
+TIMEOUT_DEFAULT = int(os.environ.get("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))  # noqa: TID251
 TIMEOUT_OVERRIDE = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
 _STORE_ATTEMPTS = 10
 
 
 def get_timeout(test_id: str) -> int:
-    """Seconds that a test may take, by the last part of its id."""
+    """Return the time limit of a test in seconds, by the last part of its id."""
     return TIMEOUT_OVERRIDE.get(test_id.rpartition(".")[2], TIMEOUT_DEFAULT)
 
 
 def accelerator_type() -> str:
-    """The type of the accelerator that this machine has, or ``cpu``: a torch that is built for one does not make it one."""
+    """Return the type of this machine's accelerator, or ``cpu``. The type that torch was built for does not count."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -49,10 +50,10 @@ def create_tcp_store(
     jit_class: bool = False,
     use_libuv: bool = True,
 ) -> Any:
-    """A ``TCPStore`` on a free port; a port that is taken meanwhile is tried again with another, ten times.
+    """Create a ``TCPStore`` on a free port. If the port is taken meanwhile, another one is tried, ten times.
 
     Raises:
-        RuntimeError: no port could be had.
+        RuntimeError: no port was available.
     """
     import torch
     import torch.distributed as dist
@@ -88,7 +89,7 @@ def _store_retries() -> tenacity.Retrying:
 
 
 def find_free_port() -> int:
-    """A port of localhost that was free just now."""
+    """Return a port of localhost that is free at this moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("localhost", 0))
@@ -96,7 +97,7 @@ def find_free_port() -> int:
 
 
 def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
-    """A gloo device on this interface, or on the loopback."""
+    """Create a gloo device on an interface, by default the loopback."""
     import torch.distributed as dist
 
     make = dist.ProcessGroupGloo.create_device
@@ -107,7 +108,7 @@ def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
 
 @contextlib.contextmanager
 def captured_output() -> Iterator[tuple[io.StringIO, io.StringIO]]:
-    """Swap Python's standard output and error for two buffers; output of C code is not seen."""
+    """Replace Python's standard output and error by two buffers. Output of C code is not captured."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield out, err
@@ -116,11 +117,9 @@ def captured_output() -> Iterator[tuple[io.StringIO, io.StringIO]]:
 def simple_sparse_reduce_tests(
     rank: int, world_size: int, num_inputs: int = 1
 ) -> list[tuple[list[Any], list[Any]]]:
-    """Six pairs of inputs of this rank and expected sums: 1 to 3 sparse dimensions, then 1 to 3 dense ones.
-
-    The tensor of virtual rank v (of ``num_inputs * world_size``) holds ones at 0..v of its first sparse
-    dimension and at 0 of the others, so that any two overlap.
-    """
+    """Six pairs of inputs of this rank and expected sums: 1 to 3 sparse dimensions, then 1 to 3 dense ones."""
+    # The tensor of virtual rank v (of ``num_inputs * world_size``) holds ones at 0..v of its first sparse dimension
+    # and at 0 of the others, so that any two overlap.
     virtual = num_inputs * world_size
 
     def pair(sparse_dims: int, dense_dims: int) -> tuple[list[Any], list[Any]]:
@@ -144,7 +143,7 @@ def _sparse_ones(virtual_rank: int, size: int, sparse_dims: int, dense_dims: int
 
 
 def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
-    """Rank -> indices of its devices: one each, or an equal share where there are fewer devices than ranks."""
+    """Map each rank to the indices of its devices: one each, or an equal share of fewer devices."""
     del backend
     found = device_count()
     share = 1 if world_size <= found else found // world_size
@@ -155,26 +154,27 @@ _temporary: tempfile.TemporaryDirectory[str] | None = None
 
 
 def initialize_temp_directories(init_method: str | None = None) -> None:
-    """Make the scratch tree of a test and export it; call it before the ranks start, which inherit it."""
+    """Create the scratch folders of a test and export their paths."""
+    # Call it before the ranks start, which inherit them.
     global _temporary
     _temporary = tempfile.TemporaryDirectory()
     root = Path(_temporary.name)
     for name in ("barrier", "test_dir", "init_dir"):
         (root / name).mkdir()
     shared = f"{FILE_SCHEMA}{root / 'init_dir' / 'shared_init_file'}"
-    os.environ["TEMP_DIR"] = str(root)  # noqa: TID251  # the contract with the ranks
+    os.environ["TEMP_DIR"] = str(root)  # noqa: TID251  # read by the ranks
     os.environ["INIT_METHOD"] = shared if init_method is None else init_method  # noqa: TID251
 
 
 def cleanup_temp_dir() -> None:
-    """Delete the scratch tree, if there is one."""
+    """Delete the scratch folders, if there are any."""
     if _temporary is not None:
         _temporary.cleanup()
 
 
 @functools.cache
 def has_efa() -> bool:
-    """Whether libfabric finds an EFA interface here; asked once."""
+    """Return whether libfabric finds an EFA interface; it is asked once."""
     try:
         probe = subprocess.run(["fi_info", "-p", "efa", "-t", "FI_EP_RDM"], check=False, capture_output=True)
     except FileNotFoundError:
@@ -183,12 +183,13 @@ def has_efa() -> bool:
 
 
 def tp_transports() -> list[str] | None:
-    """TensorPipe's transports: without InfiniBand where there is EFA (pytorch#73885), else its default."""
+    """Return TensorPipe's transports: without InfiniBand where EFA is present, otherwise None for its defaults."""
+    # https://github.com/pytorch/pytorch/issues/73885
     return ["shm", "uv"] if has_efa() else None
 
 
 def with_nccl_blocking_wait(method: Method) -> Method:
-    """Run with ``TORCH_NCCL_BLOCKING_WAIT=1`` and without async error handling; both are put back."""
+    """Run a test with ``TORCH_NCCL_BLOCKING_WAIT=1`` and without async error handling; restore both."""
 
     @functools.wraps(method)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -199,7 +200,7 @@ def with_nccl_blocking_wait(method: Method) -> Method:
 
 
 def with_dist_debug_levels(levels: list[str]) -> Callable[[Method], Method]:
-    """Run once at each level of ``TORCH_DISTRIBUTED_DEBUG``, a barrier after each; the level is put back."""
+    """Run a test once at each level of ``TORCH_DISTRIBUTED_DEBUG``, with a barrier after each; restore the level."""
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
@@ -240,8 +241,8 @@ def _set_environment(values: dict[str, str | None]) -> None:
             os.environ[name] = value  # noqa: TID251
 
 
-def verify_ddp_error_logged(model_DDP: Any, err_substr: str) -> None:  # noqa: N803  # the field's name
-    """Fail unless DDP has logged this error; a C++ trace at the end of the text is not compared."""
+def verify_ddp_error_logged(model_DDP: Any, err_substr: str) -> None:  # noqa: N803  # torch's name
+    """Fail unless DDP has logged this error. A C++ trace at the end of the text is ignored."""
     logged = model_DDP._get_ddp_logging_data()
     for key in ("iteration", "has_error", "error"):
         if key not in logged:

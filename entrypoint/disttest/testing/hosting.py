@@ -1,6 +1,6 @@
-"""The border between test classes that start their ranks by themselves and whatever starts processes for them.
+"""The interface between test classes that start their ranks and the process that supervises these.
 
-The classes live here and below; the host (one per main process) is provided by the runner.
+The classes are in this package. The runner provides the host, one for each main process.
 """
 
 from __future__ import annotations
@@ -12,88 +12,88 @@ from disttest.results.exit_codes import ExitRule
 
 
 class RanksFailed(RuntimeError):
-    """Raised in the main process of a test, once its ranks have ended badly."""
+    """Raised in the main process of a test when a rank failed."""
 
 
 class RankPipe(Protocol):
-    """A rank's line to the main process; ``send`` of a text says what the rank's test raised."""
+    """A rank's channel to the main process."""
 
     def send(self, text: object) -> None:
-        """Report an error."""
+        """Report the text of an exception that the rank's test raised."""
 
     def note(self, error: BaseException) -> None:
-        """The test raised this just now; its report will say so."""
+        """Record an exception that the test has just raised, before its report."""
 
     def close(self) -> None:
-        """Nothing more is to come."""
+        """Close the channel: no more messages follow."""
 
 
 Body = Callable[[int, RankPipe], None]
-"""What a rank runs: its number and its line."""
+"""The function that a rank runs, called with its number and its channel."""
 
 
 class RankHandle(Protocol):
-    """A rank as the main process sees it; the part of ``multiprocessing.Process`` that tests look at."""
+    """A rank as its main process sees it: the part of ``multiprocessing.Process`` that tests read."""
 
     pid: int
 
     @property
     def exitcode(self) -> int | None:
-        """None while it lives; minus the signal's number where one ended it."""
+        """Exit code; None while it lives, negative for a signal."""
 
     def terminate(self) -> None:
         """Send SIGTERM, as ``multiprocessing`` does."""
 
 
 class RankHost(Protocol):
-    """Starts and supervises the ranks of a main process."""
+    """The part of a main process that starts and supervises its ranks."""
 
     def start(self, size: int, body: Body) -> Sequence[RankHandle]:
-        """Start that many ranks, each of which runs ``body`` and ends."""
+        """Start ranks, each of which runs ``body`` and exits."""
 
     def join(self, rule: ExitRule) -> None:
         """Wait for the ranks.
 
         Raises:
-            RanksFailed: a rank failed, died, hung, or left with a code that the rule does not allow.
+            RanksFailed: a rank failed, crashed, hung, or exited with a code that the rule does not allow.
             unittest.SkipTest: all of them skipped.
         """
 
     def keep(
         self, owner: object, size: int, prepare: Callable[[int], None], run: Callable[[str], None]
     ) -> None:
-        """Start ranks that stay for many tests of ``owner``, unless they are there already and well."""
+        """Start ranks that stay for many tests of ``owner``, unless healthy ones exist."""
 
     def run_kept(self, owner: object, name: str) -> None:
-        """Have each of the kept ranks call ``run(name)``, and wait; raises as :meth:`join` does."""
+        """Have each of the kept ranks call ``run(name)``, and wait. It raises as :meth:`join` does."""
 
     def release(self, owner: object) -> None:
-        """Let the kept ranks of ``owner`` leave."""
+        """Let the kept ranks of ``owner`` exit."""
 
     def report_threads(self, size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
-        """Ranks that are threads of this process have ended, and these raised, in this order."""
+        """Report ranks that were threads of this process, and the exceptions that they raised, in order."""
 
 
 _host: RankHost | None = None
 
 
 def provide_host(host: RankHost | None) -> None:
-    """Say who starts ranks in this process; None: nobody does."""
+    """Set the host of this process; None if ranks cannot be started here."""
     global _host
     _host = host
 
 
 def tell_of_threads(size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
-    """Have the host, if there is one, report ranks that are threads of this process."""
+    """Have the host, if there is one, report ranks that were threads of this process."""
     if _host is not None:
         _host.report_threads(size, raised)
 
 
 def current_host() -> RankHost:
-    """The host of this process.
+    """Return the host of this process.
 
     Raises:
-        RuntimeError: nobody runs ranks here.
+        RuntimeError: ranks cannot be started here.
     """
     if _host is None:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Modules that record what their ``forward`` received, to see which dtype each gets under mixed precision."""
+"""Modules that record the inputs of their ``forward``, to check the dtypes under mixed precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Inputs = dict[nn.Module, torch.Tensor]
 
 
 class SaveForwardInputsModule(nn.Module):
-    """One linear layer of 100 by 100; may cast its input to the weight's dtype."""
+    """One linear layer of 100 by 100. It can cast its input to the weight's dtype."""
 
     def __init__(self, forward_inputs: Inputs, cast_forward_inputs: bool) -> None:
         super().__init__()
@@ -18,14 +18,14 @@ class SaveForwardInputsModule(nn.Module):
         self.cast_forward_inputs = cast_forward_inputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Record the input, and apply the layer."""
+        """Record the input and apply the layer."""
         self.forward_inputs[self] = x
         result: torch.Tensor = self.l(x.to(self.l.weight.dtype) if self.cast_forward_inputs else x)
         return result
 
 
 class SaveForwardInputsModel(nn.Module):
-    """Two of those in a row, with one record of inputs."""
+    """Two such modules in sequence, with a common record of inputs."""
 
     def __init__(self, forward_inputs: Inputs, cast_forward_inputs: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class SaveForwardInputsModel(nn.Module):
         self.forward_inputs = forward_inputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Record the input, and apply both."""
+        """Record the input and apply both layers."""
         self.forward_inputs[self] = x
         result: torch.Tensor = self.c2(self.c1(x))
         return result

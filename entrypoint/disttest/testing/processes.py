@@ -1,6 +1,6 @@
 """``MultiProcessTestCase`` and ``DistributedTestBase``: one main process and ``world_size`` ranks per test.
 
-Thin shells: the ranks are started and supervised by whatever hosts this process (:mod:`.hosting`).
+The host of this process starts and supervises the ranks (:mod:`.hosting`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ DEFAULT_WORLD_SIZE = 4
 
 
 def check_method(case: Any, method_name: str, *, explicit: bool) -> Callable[..., Any] | None:
-    """The test method; None for a missing one that nobody named.
+    """Return the test method; None if it is missing and was not named explicitly.
 
     Raises:
-        ValueError: a method was named, and there is none.
+        ValueError: a method was named that does not exist.
     """
     method: Callable[..., Any] | None = getattr(case, method_name, None)
     if method is None and explicit:
@@ -43,7 +43,8 @@ def check_method(case: Any, method_name: str, *, explicit: bool) -> Callable[...
 
 
 class MultiProcessTestCase(TestCase):
-    """Runs each test method in ``world_size`` processes; a subclass calls ``_spawn_processes`` in ``setUp``.
+    """Base class that runs each test method in ``world_size`` processes. A subclass calls ``_spawn_processes`` in
+    ``setUp``.
 
     ``setUp`` and ``tearDown`` run in the main process only, whose ``rank`` is ``MAIN_PROCESS_RANK``.
     """
@@ -55,14 +56,14 @@ class MultiProcessTestCase(TestCase):
     file_name: str
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803
-        """Take the test's name by either keyword, and put waiting for the ranks in the method's place."""
+        """Accept the test's name by either keyword, and replace the method by one that waits for the ranks."""
         name = methodName if methodName != "runTest" else method_name
         super().__init__(name)
         method = check_method(self, name, explicit=name != "runTest")
         if method is not None:
             setattr(self, name, self.join_or_run(method))
 
-    # --- what a subclass may change
+    # --- overridable in subclasses
 
     @property
     def world_size(self) -> int:
@@ -71,17 +72,17 @@ class MultiProcessTestCase(TestCase):
 
     @property
     def destroy_pg_upon_exit(self) -> bool:
-        """Whether a rank whose test has passed destroys its process group, if there is one."""
+        """Whether a rank destroys its process group after its test has passed."""
         return True
 
     @property
     def init_method(self) -> str:
-        """Rendezvous by the file that all ranks of the test know."""
+        """Rendezvous URL of the file that all ranks of the test know."""
         return f"{FILE_SCHEMA}{self.file_name}"
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **kwargs: Any) -> None:
-        """In a rank: make an instance and run the test; override it to make a process group first."""
+        """Run the test in a rank. Override it to create a process group first."""
         del kwargs
         self = cls(test_name)
         self.rank = rank
@@ -89,16 +90,16 @@ class MultiProcessTestCase(TestCase):
         self.run_test(test_name, parent_pipe)
 
     def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
-        """In a rank: run the test method; leave with the code of the skip table, or with that of an error."""
+        """Run the test method in a rank; exit with a code of the skip table or that of an error on failure."""
         torch._C._set_print_stack_traces_on_fatal_signal(True)
-        os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"  # noqa: TID251  # for the C++ side of this process
+        os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"  # noqa: TID251  # read by torch's C++ code
         set_rng_seed(SEED)
         try:
             getattr(self, test_name)()
         except unittest.SkipTest as skip:
             parent_pipe.note(skip)
             sys.exit(TEST_SKIPS["generic"].exit_code)  # noqa: TID251
-        except Exception as error:  # noqa: BLE001  # whatever the test raised
+        except Exception as error:  # noqa: BLE001  # any error of the test
             parent_pipe.note(error)
             parent_pipe.send(traceback.format_exc())
             sys.exit(self.TEST_ERROR_EXIT_CODE)  # noqa: TID251
@@ -111,7 +112,7 @@ class MultiProcessTestCase(TestCase):
     # --- the main process
 
     def setUp(self) -> None:
-        """Prepare for ranks; does not start them."""
+        """Prepare for ranks without starting them."""
         super().setUp()
         self.special_return_code_checks: dict[Any, int] = {}
         self.skip_return_code_checks: list[Any] = []
@@ -122,7 +123,7 @@ class MultiProcessTestCase(TestCase):
             self.file_name = file.name
 
     def tearDown(self) -> None:
-        """Forget the ranks (the host has seen to their end), and remove the rendezvous file."""
+        """Drop the ranks, which the host has ended, and remove the rendezvous file."""
         super().tearDown()
         self.processes = []
         Path(self.file_name).unlink(missing_ok=True)
@@ -164,30 +165,30 @@ class MultiProcessTestCase(TestCase):
 
 
 class DistributedTestBase(MultiProcessTestCase):
-    """Starts its ranks by itself; ``create_pg`` makes the process group for a device."""
+    """Base class that starts its ranks in ``setUp``. ``create_pg`` creates the process group for a device."""
 
     def setUp(self) -> None:
         """Export the world size and start the ranks."""
         super().setUp()
-        os.environ["WORLD_SIZE"] = str(self.world_size)  # noqa: TID251  # the contract with the ranks
+        os.environ["WORLD_SIZE"] = str(self.world_size)  # noqa: TID251  # read by the ranks
         self._spawn_processes()
 
     def tearDown(self) -> None:
-        """Destroy the process group of the main process, if it made one."""
+        """Destroy the process group of the main process, if there is one."""
         with contextlib.suppress(AssertionError, ValueError):
             dist.destroy_process_group()
         super().tearDown()
 
     def backend(self, device: str) -> str:
-        """The backend for a device type."""
+        """Return the backend for a device type."""
         own = (row.name for row in BACKENDS if any(name in device for name in row.devices))
         return next(own, ANY_CPU_BACKEND)
 
     def create_pg(self, device: str, world_size: int | None = None) -> dist.ProcessGroup:
-        """Make the default group over the rendezvous file, and each rank's accelerator its default device.
+        """Create the default group with the rendezvous file, and set each rank's accelerator as its default device.
 
         Raises:
-            RuntimeError: the backend needs an accelerator, and there is none.
+            RuntimeError: the backend needs an accelerator and the machine has none.
         """
         size = self.world_size if world_size is None else world_size
         backend = self.backend(device)
@@ -205,6 +206,6 @@ class DistributedTestBase(MultiProcessTestCase):
         return group
 
     def rank_to_device(self, device: str) -> dict[int, list[int]]:
-        """Rank -> index of its device."""
+        """Map each rank to the index of its device."""
         count = torch.get_device_module(device).device_count()
         return {rank: [rank % count] for rank in range(self.world_size)}

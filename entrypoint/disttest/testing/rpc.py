@@ -1,4 +1,4 @@
-"""The RPC side: ``dist_init``, waiting for nodes and references, and the fixtures that choose an agent."""
+"""RPC tests: ``dist_init``, waiting for nodes and references, and the fixtures that select an agent."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ def dist_init(
     faulty_messages: Sequence[str] | None = None,
     messages_to_delay: Mapping[str, float] | None = None,
 ) -> Any:
-    """Run the test between ``init_rpc`` and ``shutdown``; bare or with arguments.
-
-    The shutdown is not in a ``finally``: a test that failed leaves its agent running, and its process ends.
-    """
+    """Run the test between ``init_rpc`` and ``shutdown``. Use it bare or with arguments."""
+    # The shutdown is not in a ``finally``: a failed test leaves its agent running, and its process ends.
     if old_test_method is None:
         return functools.partial(
             dist_init,
@@ -53,7 +51,7 @@ def dist_init(
     def new_test_method(self: Any, *args: Any, **kwargs: Any) -> Any:
         from torch.distributed.rpc import api
 
-        api._ignore_rref_leak = False  # a reference that leaks fails the shutdown
+        api._ignore_rref_leak = False  # a leaked reference fails the shutdown
         self.worker_id = self.rank
         self.setup_fault_injection(faulty_messages, messages_to_delay)
         options = self.rpc_backend_options
@@ -74,7 +72,7 @@ def dist_init(
 
 
 def noop() -> None:
-    """Target of calls that ask whether a node lives."""
+    """Do nothing. Calls of it check whether a node is alive."""
 
 
 def wait_until_node_failure(rank: int, expected_error_regex: str = ".*") -> str:
@@ -82,7 +80,7 @@ def wait_until_node_failure(rank: int, expected_error_regex: str = ".*") -> str:
     while True:
         try:
             rpc.rpc_sync(worker_name(rank), noop, args=())
-        except Exception as error:  # noqa: BLE001  # every way to fail is one that is waited for
+        except Exception as error:  # noqa: BLE001  # any failure counts
             if re.search(expected_error_regex, str(error)):
                 return str(error)
         sleep(_POLL_S)
@@ -92,7 +90,7 @@ def wait_until_pending_futures_and_users_flushed(timeout: float = 20) -> None:
     """Wait until all confirmations of remote references have arrived.
 
     Raises:
-        ValueError: they have not, within the limit.
+        ValueError: they have not arrived within the time limit.
     """
     deadline = monotonic() + timeout
     while any(pending := _pending()):
@@ -110,7 +108,7 @@ def _pending() -> tuple[int, int]:
 
 
 def get_num_owners_and_forks() -> tuple[str, str]:
-    """Numbers of owned references and of forks on this node, as torch gives them: texts."""
+    """Return the numbers of owned references and of forks on this node, as torch gives them: texts."""
     info = rpc._rref_context_get_debug_info()  # type: ignore[attr-defined]
     return info["num_owner_rrefs"], info["num_forks"]
 
@@ -121,7 +119,7 @@ def wait_until_owners_and_forks_on_rank(
     """Wait until that node has exactly these numbers of references.
 
     Raises:
-        ValueError: it has not, within the limit.
+        ValueError: it has not reached them within the time limit.
     """
     deadline = monotonic() + timeout
     while True:
@@ -137,18 +135,18 @@ def wait_until_owners_and_forks_on_rank(
 
 
 def initialize_pg(init_method: str, rank: int, world_size: int) -> None:
-    """Make a default group on gloo, unless there is one; for RPC tests that want a barrier."""
+    """Create a default group on gloo if there is none, for RPC tests that need a barrier."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
 
 
 def worker_name(rank: int) -> str:
-    """Name of a rank's agent."""
+    """Return the name of a rank's agent."""
     return f"worker{rank}"
 
 
 def get_function_event(function_events: Iterable[Any], partial_event_name: str) -> Any:
-    """The first profiler event whose name contains the text.
+    """Return the first profiler event whose name contains the text.
 
     Raises:
         IndexError: there is none.
@@ -157,7 +155,7 @@ def get_function_event(function_events: Iterable[Any], partial_event_name: str) 
 
 
 class RpcAgentTestFixture(ABC):
-    """What a suite asks of an agent."""
+    """The interface of an agent to a test suite."""
 
     file_name: str
 
@@ -168,13 +166,13 @@ class RpcAgentTestFixture(ABC):
 
     @property
     def file_init_method(self) -> str:
-        """Rendezvous by the test's file."""
+        """Rendezvous URL of the test's file."""
         return INIT_METHOD_TEMPLATE.format(file_name=self.file_name)
 
     @property
     def init_method(self) -> str:
-        """By file, or by TCP where ``RPC_INIT_WITH_TCP=1``."""
-        variables = os.environ  # noqa: TID251  # the contract between main process and ranks
+        """Rendezvous by file, or by TCP if ``RPC_INIT_WITH_TCP=1``."""
+        variables = os.environ  # noqa: TID251  # shared by main process and ranks
         if variables.get("RPC_INIT_WITH_TCP") == "1":
             return f"tcp://{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
         return self.file_init_method
@@ -192,16 +190,16 @@ class RpcAgentTestFixture(ABC):
     def setup_fault_injection(
         self, faulty_messages: Sequence[str] | None, messages_to_delay: Mapping[str, float] | None
     ) -> None:
-        """Prepare an agent that misbehaves; nothing for those that do not."""
+        """Prepare an agent that injects faults; others ignore the arguments."""
         del faulty_messages, messages_to_delay
 
     @abstractmethod
     def get_shutdown_error_regex(self) -> str:
-        """Matches what may be seen after a remote end has gone."""
+        """Return a pattern for errors after a remote end has gone."""
 
     @abstractmethod
     def get_timeout_error_regex(self) -> str:
-        """Matches a call that took too long."""
+        """Return a pattern for the error of a call that took too long."""
 
 
 class TensorPipeRpcAgentTestFixture(RpcAgentTestFixture):
@@ -220,11 +218,11 @@ class TensorPipeRpcAgentTestFixture(RpcAgentTestFixture):
         )
 
     def get_shutdown_error_regex(self) -> str:
-        """TensorPipe words it in many ways."""
+        """Return a pattern for errors after a remote end has gone. TensorPipe has many texts for it."""
         return "(.*)"
 
     def get_timeout_error_regex(self) -> str:
-        """Matches a call that took too long."""
+        """Return a pattern for the error of a call that took too long."""
         return "RPC ran for more than"
 
 
@@ -239,7 +237,7 @@ class FaultyRpcAgentTestFixture(RpcAgentTestFixture):
     @property
     def rpc_backend(self) -> Any:
         """The agent's entry in torch's registry."""
-        import torch.distributed.rpc._testing  # noqa: F401  # registers it
+        import torch.distributed.rpc._testing  # noqa: F401  # registers the agent
 
         return rpc.backend_registry.BackendType["FAULTY_TENSORPIPE"]
 
@@ -258,23 +256,23 @@ class FaultyRpcAgentTestFixture(RpcAgentTestFixture):
     def setup_fault_injection(
         self, faulty_messages: Sequence[str] | None, messages_to_delay: Mapping[str, float] | None
     ) -> None:
-        """Override what fails and what is late."""
+        """Override the messages that fail and those that are delayed."""
         if faulty_messages is not None:
             self.messages_to_fail = faulty_messages
         if messages_to_delay is not None:
             self.messages_to_delay = messages_to_delay
 
     def get_shutdown_error_regex(self) -> str:
-        """Matches what may be seen after a remote end has gone."""
+        """Return a pattern for errors after a remote end has gone."""
         return "(Exception in thread pool task)|(Connection reset by peer)|(Connection closed by peer)"
 
     def get_timeout_error_regex(self) -> str:
-        """Matches a call that took too long."""
+        """Return a pattern for the error of a call that took too long."""
         return "RPC ran for more than"
 
 
 class SpawnHelper(MultiProcessTestCase):
-    """Starts the ranks of an RPC suite; chooses the port first where they meet by TCP."""
+    """Base class that starts the ranks of an RPC suite. For rendezvous by TCP it chooses the port first."""
 
     def setUp(self) -> None:
         """Start the ranks."""
@@ -285,7 +283,7 @@ class SpawnHelper(MultiProcessTestCase):
         self._spawn_processes()
 
     def tearDown(self) -> None:
-        """Remove the port again."""
+        """Remove the port from the environment."""
         if self._tcp:
             for name in ("MASTER_ADDR", "MASTER_PORT"):
                 os.environ.pop(name, None)  # noqa: TID251
@@ -295,7 +293,7 @@ class SpawnHelper(MultiProcessTestCase):
 def generate_tests(
     prefix: str, mixin: type, tests: Iterable[type], module_name: str
 ) -> dict[str, type[unittest.TestCase]]:
-    """One class for each suite: the suite with the agent's fixture, named prefix + suite."""
+    """Create one class for each suite, named prefix + suite: the suite with the agent's fixture."""
     made: dict[str, type[unittest.TestCase]] = {}
     for suite in tests:
         name = f"{prefix}{suite.__name__}"

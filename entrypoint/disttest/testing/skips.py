@@ -1,7 +1,7 @@
-"""Decorators that skip a test by what the machine or the world has: decided before any process where possible.
+"""Decorators that skip a test by the machine or the world, if possible before any process starts.
 
-Each marks the method with its check, which the runner asks before it starts a process. Where the answer is
-only known in a rank (``WORLD_SIZE`` is set by then), the rank leaves with the code of the skip table.
+Each attaches its check to the method, and the runner evaluates it before it starts a process. If the answer is only
+known in a rank, which has ``WORLD_SIZE``, the rank exits with a code of the skip table.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ ATTRIBUTE = "__disttest_checks__"
 
 ACCELERATOR_DIST_BACKENDS = [row.name for row in BACKENDS if row.needs_accelerator]
 DDP_RANK_DEVICES = ["cuda", "xpu"]
+# torch 2.13 requires 8, to spare its CI machines with four GPUs.
 _ENOUGH_RANKS = 3
-"""The group tests use ranks 1 and 2. (torch 2.13 says 8, only to spare its CI machines of four GPUs.)"""
+"""Least number of ranks for group tests, which use ranks 1 and 2."""
 
 
 class DistTestCases:
-    """Which backends lack an operation, and which have a feature."""
+    """Tables of backends that lack an operation, and of backends that have a feature."""
 
     skip_collective: dict[str, set[str]] = {  # noqa: RUF012  # third-party backends add themselves
         "allgather_coalesced": {"nccl", "mpi", "ucc", "xccl"},
@@ -45,7 +46,7 @@ class DistTestCases:
 
 
 def device_count() -> int:
-    """Number of accelerators of whichever kind this machine has; initialises none."""
+    """Return the number of accelerators of this machine, of any kind, without initialising one."""
     import torch
 
     for kind in ("cuda", "hpu", "xpu"):
@@ -56,13 +57,13 @@ def device_count() -> int:
 
 
 def need_devices(count: int) -> TestSkip:
-    """The entry for too few devices; above the table's eight, one made up with the generic code."""
+    """Return the skip for too few devices. Above the table's eight, it has the generic code."""
     message = f"Need at least {count} CUDA device{'s' if count > 1 else ''}"
     return TEST_SKIPS.get(f"multi-gpu-{count}") or TestSkip(TEST_SKIPS["generic"].exit_code, message)
 
 
 def early_skip(method: object) -> str | None:
-    """The reason, if a check of the method already says no; None if it must be run to know."""
+    """Return the reason if a check of the method already fails; None if only running it can decide."""
     for check in getattr(method, ATTRIBUTE, ()):
         skip = check()
         if skip is not None:
@@ -71,7 +72,7 @@ def early_skip(method: object) -> str | None:
 
 
 def _checked(check: Check) -> Callable[[Method], Method]:
-    """A decorator that runs the check when the test is called, and lets it be asked before."""
+    """Return a decorator that runs the check when the test is called, and attaches it for earlier evaluation."""
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
@@ -90,12 +91,12 @@ def _checked(check: Check) -> Callable[[Method], Method]:
 def _leave_or_tell(skip: TestSkip, args: tuple[Any, ...]) -> None:
     handle = getattr(args[0], "_handle_test_skip", None) if args else None
     if handle is None:
-        sys.exit(skip.exit_code)  # noqa: TID251  # how a rank of the field says that it skips
+        sys.exit(skip.exit_code)  # noqa: TID251  # torch's convention for a rank that skips
     handle(skip.message)
 
 
 def _variable(name: str) -> str | None:
-    """A variable of the field's contract with test suites, which the suite's runner sets."""
+    """Read a variable that runners of torch's suites set."""
     return os.environ.get(name)  # noqa: TID251
 
 
@@ -140,17 +141,17 @@ def skip_if_odd_worldsize(method: Method) -> Method:
 
 
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[Method], Method]:
-    """Skip on NCCL with fewer than ``n`` GPUs; any other backend is not asked."""
+    """Skip on NCCL with fewer than ``n`` GPUs; ignore other backends."""
     return _checked(lambda: need_devices(n) if backend == "nccl" and device_count() < n else None)
 
 
 def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[Method], Method]:
-    """Skip on NCCL with fewer than ``x`` GPUs; any other backend never touches CUDA."""
+    """Skip on NCCL with fewer than ``x`` GPUs. With any other backend CUDA is never touched."""
     return require_n_gpus_for_nccl_backend(x, backend)
 
 
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[Method], Method]:
-    """Skip with fewer than ``x`` accelerators; with ``allow_cpu`` a machine without any is fine."""
+    """Skip with fewer than ``x`` accelerators; ``allow_cpu`` accepts a machine without any."""
 
     def check() -> TestSkip | None:
         found = device_count()
@@ -162,17 +163,17 @@ def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[Method], M
 
 
 def at_least_x_gpu(x: int) -> bool:
-    """Whether the machine has that many accelerators."""
+    """Return whether the machine has at least ``x`` accelerators."""
     return device_count() >= x
 
 
 def requires_ddp_rank(device: str) -> bool:
-    """Whether DDP ranks of this device type need a device each."""
+    """Return whether DDP ranks of this device type need one device each."""
     return device in DDP_RANK_DEVICES
 
 
 def import_transformers_or_skip() -> Callable[[Method], Method]:
-    """Skip without ``transformers``. An ImportError of the test itself stays one."""
+    """Skip without ``transformers``. An ImportError of the test itself is not caught."""
 
     def check() -> TestSkip | None:
         try:
@@ -208,7 +209,7 @@ def skip_if_win32() -> Callable[[Method], Method]:
 
 
 def requires_world_size(n: int) -> Callable[[Method], Method]:
-    """Ask for ``n`` ranks with a GPU each; the harness reads it with :func:`get_required_world_size`."""
+    """Require ``n`` ranks with a GPU each; the harness reads it with :func:`get_required_world_size`."""
 
     def decorate(method: Method) -> Method:
         method._required_world_size = n  # type: ignore[attr-defined]
@@ -219,7 +220,7 @@ def requires_world_size(n: int) -> Callable[[Method], Method]:
 
 
 def get_required_world_size(obj: Any, default: int) -> int:
-    """What the running test of ``obj`` asked for with :func:`requires_world_size`, else the default."""
+    """Return the number that the running test of ``obj`` requires with :func:`requires_world_size`, or the default."""
     method = getattr(obj, getattr(obj, "_testMethodName", ""), None)
     return int(getattr(method, "_required_world_size", default))
 
@@ -232,27 +233,27 @@ def _requires_built(probe: str, name: str) -> Callable[[Method], Method]:
 
 
 def requires_gloo() -> Callable[[Method], Method]:
-    """Skip where torch was built without gloo."""
+    """Skip if torch was built without gloo."""
     return _requires_built("is_gloo_available", "Gloo")
 
 
 def requires_nccl() -> Callable[[Method], Method]:
-    """Skip where torch was built without NCCL."""
+    """Skip if torch was built without NCCL."""
     return _requires_built("is_nccl_available", "NCCL")
 
 
 def requires_ucc() -> Callable[[Method], Method]:
-    """Skip where torch was built without UCC."""
+    """Skip if torch was built without UCC."""
     return _requires_built("is_ucc_available", "UCC")
 
 
 def requires_mpi() -> Callable[[Method], Method]:
-    """Skip where torch was built without MPI."""
+    """Skip if torch was built without MPI."""
     return _requires_built("is_mpi_available", "MPI")
 
 
 def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[Method], Method]:
-    """Skip without NCCL of at least this version; ``msg`` says what needs it."""
+    """Skip without NCCL of at least this version; ``msg`` gives the reason."""
     import torch
     import torch.distributed as dist
 
@@ -267,7 +268,7 @@ def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[Metho
 
 
 def requires_accelerator_dist_backend(backends: Iterable[str] | None = None) -> Callable[[Method], Method]:
-    """Skip unless one of the backends (of accelerators, by default) is available."""
+    """Skip unless one of the backends (by default those of accelerators) is available."""
     import torch.distributed as dist
 
     names = list(ACCELERATOR_DIST_BACKENDS if backends is None else backends)

@@ -1,4 +1,4 @@
-"""``run_subtests``: many configurations in one set of ranks, every failing one reported, ranks kept in step."""
+"""``run_subtests``: many configurations in one set of ranks. Every failure is reported, and ranks stay synchronised."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def run_subtests(
 ) -> None:
     """Call ``test_fn`` with each element of the product of the configuration's values, in order.
 
-    A configuration that fails on any rank does not end the test: the ranks agree on it, go on together, and
-    all failures are raised at the end.
+    A configuration that fails on any rank does not end the test: the ranks agree on it and continue together. All
+    failures are raised at the end.
 
     Raises:
         AssertionError: some configurations failed; the text has each one with its traceback.
@@ -48,7 +48,7 @@ def _run_one(case: Any, config: Mapping[str, Any], call: Callable[[], Any]) -> s
             call()
     except unittest.SkipTest:
         raise
-    except Exception:  # noqa: BLE001  # collected, and raised with the others
+    except Exception:  # noqa: BLE001  # collected and raised with the others
         return traceback.format_exc()
     finally:
         reset_compiler()
@@ -56,7 +56,7 @@ def _run_one(case: Any, config: Mapping[str, Any], call: Callable[[], Any]) -> s
 
 
 def _anyone(failed: bool) -> bool:
-    """Whether this happened on any rank; keeps the ranks in step."""
+    """Return whether any rank failed; this keeps the ranks synchronised."""
     if not dist.is_initialized():
         return failed
     device = torch.accelerator.current_accelerator() if _wants_accelerator() else torch.device("cpu")

@@ -1,7 +1,7 @@
 """``MultiThreadedTestCase`` and ``spawn_threads_and_init_comms``: ranks that are threads of one process.
 
-The group is torch's own threaded one (``multi_threaded_pg``), which upstream maintains with the collectives it
-knows. A thread that never ends does not hold the test up: its stack is in the report.
+The group is torch's own threaded one (``multi_threaded_pg``), because its collectives follow torch's releases. A
+thread that never ends does not block the test: the report has its stack.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ Failure = tuple[int, tuple[Any, Any, Any]]
 
 
 class ThreadedWorld:
-    """The threads of one test: started together, joined within one limit, evaluated together."""
+    """The threads of one test: started together, joined within one time limit, evaluated together."""
 
     def __init__(self, body: Callable[[int, Any], None], size: int) -> None:
+        # torch's threaded group has no public interface.
         torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
         _complete_threaded_world()
         threaded._install_threaded_pg()
@@ -52,15 +53,15 @@ class ThreadedWorld:
     def _run(self, body: Callable[[int, Any], None], rank: int, store: Any) -> None:
         try:
             body(rank, store)
-        except BaseException as error:  # noqa: BLE001  # carried to the thread that waits
+        except BaseException as error:  # noqa: BLE001  # passed to the waiting thread
             self.failures.put((rank, sys.exc_info()))
             threaded.ProcessLocalGroup.exception_handle(error)
 
     def join(self, limit_s: float) -> None:
-        """Wait for all, undo the threaded world, and raise what they came to.
+        """Wait for all threads, uninstall the threaded group, and raise their failure.
 
         Raises:
-            RuntimeError: a thread failed, or did not end within the limit.
+            RuntimeError: a thread failed or did not end within the time limit.
             unittest.SkipTest: a thread skipped and none failed.
         """
         deadline = monotonic() + limit_s
@@ -93,7 +94,7 @@ def _drain(failures: queue.Queue[Failure]) -> list[Failure]:
 
 
 def evaluate(failures: Sequence[Failure]) -> None:
-    """Raise what the threads came to: an error beats a skip.
+    """Raise the outcome of the threads. An error takes precedence over a skip.
 
     Raises:
         RuntimeError: one or more threads failed; the text has each one's traceback.
@@ -118,12 +119,13 @@ def evaluate(failures: Sequence[Failure]) -> None:
 
 
 def _is_bad_exit(request: SystemExit) -> bool:
-    """A code that is no skip; torch's own text is of a thread that was woken since another had failed."""
+    """Return whether an exit code is an error and no skip."""
+    # A text instead of a code is torch's own, from a thread that was woken because another one had failed.
     return isinstance(request.code, int) and request.code != 0 and request.code not in SKIP_MESSAGES
 
 
 def _complete_threaded_world() -> None:
-    """torch 2.11's ``destroy_process_group`` goes through ``comms``, which its own threaded world lacks."""
+    """Add ``comms`` to torch's threaded world, which ``destroy_process_group`` of torch 2.11 and later reads."""
     world: Any = threaded.ThreadLocalWorld
     if not hasattr(world, "comms"):
         world.comms = property(lambda self: vars(self._get_world()).setdefault("comms", []))
@@ -134,7 +136,7 @@ def spawn_threads_and_init_comms(
     timeout: float = TIMEOUT_DEFAULT,
     world_size: int = DEFAULT_WORLD_SIZE,
 ) -> Any:
-    """Run the test in that many threads, each with the threaded process group; bare or with arguments."""
+    """Run the test in a number of threads, each with the threaded process group. Use it bare or with arguments."""
     if func is None:
         return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
 
@@ -153,14 +155,16 @@ def spawn_threads_and_init_comms(
 
 
 class MultiThreadedTestCase(TestCase):
-    """Runs each test method in ``world_size`` threads; a subclass calls ``_spawn_threads`` in ``setUp``."""
+    """Base class that runs each test method in ``world_size`` threads."""
+
+    # A subclass calls ``_spawn_threads`` in ``setUp``.
 
     __disttest_kind__ = "threads"
     MAIN_THREAD_RANK = -1
     rank: int = MAIN_THREAD_RANK
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803
-        """Take the test's name by either keyword, and put waiting for the threads in the method's place."""
+        """Accept the test's name by either keyword, and replace the method by one that waits for the threads."""
         name = methodName if methodName != "runTest" else method_name
         super().__init__(name)
         method = check_method(self, name, explicit=name != "runTest")
@@ -174,24 +178,24 @@ class MultiThreadedTestCase(TestCase):
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that all threads together may take."""
+        """Time limit of all threads together, in seconds."""
         return TIMEOUT_DEFAULT
 
-    def perThreadSetUp(self) -> None:  # noqa: N802  # the field's name
-        """Before the test, in each thread."""
+    def perThreadSetUp(self) -> None:  # noqa: N802  # torch's name
+        """Run before the test in each thread."""
 
-    def perThreadTearDown(self) -> None:  # noqa: N802  # the field's name
-        """After the test, in each thread."""
+    def perThreadTearDown(self) -> None:  # noqa: N802  # torch's name
+        """Run after the test in each thread."""
 
     def setUp(self) -> None:
-        """In the main thread only."""
+        """Prepare in the main thread only."""
         super().setUp()
         self.rank = self.MAIN_THREAD_RANK
         self._threaded_world: ThreadedWorld | None = None
-        os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"  # noqa: TID251  # for the C++ side of this process
+        os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"  # noqa: TID251  # read by torch's C++ code
 
     def tearDown(self) -> None:
-        """In the main thread only."""
+        """Clean up in the main thread only."""
         super().tearDown()
         self._threaded_world = None
 
@@ -204,17 +208,17 @@ class MultiThreadedTestCase(TestCase):
         name, run, size = self._current_test_name, type(self)._run, check_world_size(self.world_size)
 
         def body(rank: int, store: Any) -> None:
-            type(self).global_store = store  # type: ignore[attr-defined]  # where torch's subclasses look for it
+            type(self).global_store = store  # type: ignore[attr-defined]  # read by torch's subclasses
             run(name, rank, size, store=store)
 
         self._threaded_world = ThreadedWorld(body, size)
 
     @classmethod
     def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:
-        """In a thread: make an instance and run the test."""
+        """Run the test in a thread."""
         self = cls(test_name)
         self.rank = rank
-        if hasattr(self, "_tls"):  # per-thread precision of the device tests
+        if hasattr(self, "_tls"):  # precision per thread, used by the device tests
             self._tls = threading.local()
             self._tls.precision = TestCase._precision
             self._tls.rel_tol = TestCase._rel_tol
@@ -223,7 +227,7 @@ class MultiThreadedTestCase(TestCase):
     def run_test_with_threaded_pg(
         self, test_name: str, rank: int, world_size: int, *, store: Any = None
     ) -> None:
-        """In a thread: make the group, run the test, destroy the group; an error of any part is reported."""
+        """Create the group in a thread, run the test, destroy the group. An error of any part is reported."""
         dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
         try:
             self.perThreadSetUp()
@@ -252,7 +256,7 @@ class MultiThreadedTestCase(TestCase):
         return str(self.id().rpartition(".")[2])
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:  # noqa: N802
-        """Compare in one thread only: all threads draw from one random generator."""
+        """Compare in one thread only, because all threads draw from one random generator."""
         if self.rank == rank:
             self.assertEqual(x, y, msg)
 

@@ -19,7 +19,7 @@ class World:
     """One rank's view of the ranks that run the test together. The process group is initialised."""
 
     rank: int
-    """This process, 0 to ``size - 1``."""
+    """Number of this rank, from 0 to ``size - 1``."""
     size: int
     """Number of ranks."""
     local_rank: int = field(repr=False)
@@ -29,16 +29,16 @@ class World:
     device_type: str = field(repr=False)
     """``cpu`` or ``cuda``."""
     scratch: Callable[[], Path] = field(repr=False)
-    """How :attr:`tmp_path` is found."""
+    """Function that returns :attr:`tmp_path`."""
 
     @property
     def tmp_path(self) -> Path:
-        """A directory that all ranks of this test share; where nodes share none, the test is skipped."""
+        """Directory that all ranks of this test share. If nodes share no file system, the test is skipped."""
         return self.scratch()
 
     @functools.cached_property
     def device(self) -> torch.device:
-        """Where this rank's tensors belong: its own GPU, or the CPU."""
+        """Device of this rank's tensors: its GPU, or the CPU."""
         import torch
 
         if self.device_type == "cpu":
@@ -75,8 +75,8 @@ _provider: _Provider | None = None
 
 
 def provide_world(world: Callable[[], World], scratch: Callable[[], Path]) -> None:
-    """Say how this process gets its world and the directory its ranks share; called once, by the rank."""
-    global _provider  # one rank per process is what a rank is
+    """Set how this process gets its world and the directory that its ranks share. The rank calls it once."""
+    global _provider  # one rank per process
     _provider = _Provider(world=world, scratch=scratch)
 
 
@@ -95,9 +95,9 @@ def _this_process() -> _Provider:
 
 
 def current_world() -> World:
-    """The world of the test that runs in this process, its process group initialised.
+    """Return the world of the test that runs in this process, with its process group initialised.
 
-    The way to the world for ``unittest`` methods, which cannot ask for the ``world`` fixture.
+    ``unittest`` methods use it, because they cannot request the ``world`` fixture.
 
     Raises:
         LookupError: this process is not a rank of a world.
@@ -106,7 +106,7 @@ def current_world() -> World:
 
 
 def current_scratch() -> Path:
-    """The directory that the ranks of the running test share; needs no process group.
+    """Return the directory that the ranks of the running test share. It needs no process group.
 
     Raises:
         LookupError: this process is not a rank of a world.
