@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from disttest.model import Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings
+    from disttest.outgoing import OutputFilter
     from disttest.planning.timings import Sample, WorldStart
     from disttest.reports.past_runs import PastRun
     from disttest.reports.reporter import Reporter, ReportTable
@@ -79,6 +80,18 @@ of_pytest = pluggy.HookimplMarker("pytest")
 
 WRAPPED = ("disttest_judge_attempt", "disttest_rank_test")
 """Hooks that the core implements and that plugins wrap."""
+
+
+# --- each process
+
+
+@hookspec(firstresult=True)
+def disttest_output_filter() -> OutputFilter | None:
+    """Each process, once, when its plugins are loaded: the filter that all text passes on its way out of the process.
+
+    Returns:
+        An instance of a subclass of :class:`disttest.outgoing.OutputFilter`; None for none.
+    """
 
 
 # --- command

@@ -18,6 +18,7 @@ import pluggy
 
 from disttest import hookspecs
 from disttest.errors import DisttestError, PluginError
+from disttest.outgoing import OutputFilter, outgoing
 
 _RINGS = ("plugins", "extras")
 """Folders of built-in plugins."""
@@ -47,7 +48,9 @@ def plugin_manager() -> Plugins:
             f"plugin {_loading[-1]} imports a module of disttest that needs all plugins: import it inside the functions that "
             "use it (`docs/write-a-plugin.md` lists what a plugin may import at its top)"
         )
-    return Plugins(_without(sys.argv[1:]))
+    plugins = Plugins(_without(sys.argv[1:]))
+    outgoing.install(plugins.call("disttest_output_filter") or OutputFilter())
+    return plugins
 
 
 class Plugins:

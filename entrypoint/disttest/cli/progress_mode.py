@@ -16,8 +16,8 @@ from typing import Literal
 from rich.console import Console
 
 from disttest.host.devices import detect_machine
-from disttest.masking import masker
 from disttest.model import TestCase
+from disttest.outgoing import outgoing
 from disttest.planning.timings import Timings, hardware_key
 from disttest.reports.progress import Expect
 from disttest.reports.views import RelayView, RunView, make_view
@@ -93,7 +93,7 @@ def choose_progress(
     )
     if progress == "pytest" or (progress == "auto" and asks_for_terminal(words)):
         # On a terminal pytest can ask back; elsewhere, and where values are to be hidden, we stand between.
-        at_terminal = sys.stdout.isatty() and not masker.active
+        at_terminal = sys.stdout.isatty() and not outgoing.active
         return ProgressMode(view=None if at_terminal else RelayView(console), console=console)
     view = make_view(
         console,

@@ -22,7 +22,6 @@ from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn
 from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
-from disttest.masking import SHORTEST, masker
 from disttest.model import Hardware, Invocation, RunPart
 from disttest.options.environment import environment, remove_from_environment
 from disttest.options.flags import was_given
@@ -129,7 +128,6 @@ def run_tests(
     code: int | None = plugin_manager().call("disttest_execute_run", request=request, signals=signals)
     if code is not None:
         return code
-    _hide(request.options.mask)
     began_s = time.monotonic()
     if request.setup is not None:
         signum = run_setup(request.setup, signals=signals, deadline_s=request.options.deadline)
@@ -173,12 +171,6 @@ def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) ->
     asked = given.pop(option.field)
     text = "" if was_given(option) else project.texts.get(option.name, "")
     return option.type.parse(text) if text else asked
-
-
-def _hide(values: Sequence[str]) -> None:
-    masker.open_ledger()
-    if short := masker.hide(values):
-        warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
 
 
 def _shortened(request: RunRequest, spent_s: float) -> RunRequest:

@@ -19,8 +19,8 @@ from disttest.host.lines import Lines
 from disttest.host.process import Child, Exit, adopt_orphans, spawn_child
 from disttest.host.signals import NotedSignals
 from disttest.limits import SETUP_S
-from disttest.masking import masker
 from disttest.options.environment import environment
+from disttest.outgoing import outgoing
 from disttest.reports.outputs import failure_outputs, publish_outputs
 
 SHOWN_LINES = 12
@@ -102,7 +102,7 @@ class _Setup:
             self._writes = False
 
     def _say(self, line: bytes) -> None:
-        text = masker.text(line.decode(errors="replace"))
+        text = outgoing.text(line.decode(errors="replace"))
         self._tail.append(text)
         click.echo(text, err=True)
 

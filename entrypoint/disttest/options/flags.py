@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from disttest.errors import UsageError
-from disttest.masking import SHORTEST
 from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS, PytestWord
@@ -231,13 +230,17 @@ def _pytest_flag(word: PytestWord, *, hidden: bool = False) -> Decorator:
 
 def _callback(option: Option, type_: Type) -> Callable[..., Any]:
     if option.secret:
-        return _joined
+        return partial(_joined, option)
     return _kept if option in RUN_OPTIONS else partial(_parsed, option, type_)
 
 
-def _joined(_context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> str:
-    if any(len(value.strip()) < SHORTEST for value in values):
-        raise UsageError(f"{parameter.opts[0]}: a value of fewer than {SHORTEST} characters cannot be hidden")
+def _joined(
+    option: Option, _context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> str:
+    if any(len(value.strip()) < option.shortest for value in values):
+        raise UsageError(
+            f"{parameter.opts[0]}: a value of fewer than {option.shortest} characters cannot be hidden"
+        )
     return "\n".join(values)
 
 

@@ -39,7 +39,9 @@ class Option(Frozen):
     many: bool = False
     """It is given once for each value; as an input of the action, one a line."""
     secret: bool = False
-    """Its value stands on no command line of a child and in no record."""
+    """Its value appears on no command line of a child process and in no record."""
+    shortest: int = 0
+    """Characters that a value of a secret option needs as a flag."""
     in_environment: bool = False
     """The input of the action travels in the option's variable, as it may hold a secret; a command line can be read by all."""
     contained: str = ""
@@ -73,9 +75,10 @@ class Option(Frozen):
         """The value of an option of a plugin in a run.
 
         Args:
-            settings: the options of the run, or the part that worlds and ranks know.
+            settings: the options of the run, or the part that worlds and ranks know. Worlds know no secret options.
         """
-        text = settings.plugin_options.get(self.field)
+        given = getattr(settings, "secret_options", {}) if self.secret else settings.plugin_options
+        text = given.get(self.field)
         return self.default if text is None else self.type.parse(text)
 
     @property

@@ -43,7 +43,8 @@ def _of_plugins() -> Iterator[Option]:
     """
     known = {(name, option.name): "disttest" for option in run_rows.RUN_OPTIONS for name in option.commands}
     for plugin, option in plugin_manager().items("disttest_addoptions", Option):
-        if option.many and "run" in option.commands and not option.for_command:
+        # The values of a secret option travel as the lines of one text.
+        if option.many and not option.secret and "run" in option.commands and not option.for_command:
             raise PluginError(
                 f"plugin {plugin}: {option.flag} of run has many=True; let its type split one text instead"
             )

@@ -87,8 +87,8 @@ class RunOptions(WorldSettings):
     """How often each test is run."""
     foreign_marks: tuple[str, ...] = default_of("foreign-marks")
     """Folders, relative to pytest's root directory, in which ``world_size`` is not our mark."""
-    mask: tuple[str, ...] = default_of("mask")
-    """Values that reach nothing that is kept or shown."""
+    secret_options: dict[str, str] = msgspec.field(default_factory=dict)
+    """Field of a secret option of a plugin -> its value as text, if it was given. Worlds do not know these."""
     given: tuple[str, ...] = ()
     """Names of the fields that a flag or a variable has set, perhaps to their default."""
 
@@ -106,14 +106,17 @@ def resolve_options(
     Raises:
         UsageError: a value makes no sense; the message names the option or the variable.
     """
-    values, of_plugins = {}, {}
+    values: dict[str, Any] = {}
+    of_plugins: dict[str, str] = {}
+    secret: dict[str, str] = {}
     for option, text, source in find_given(flags, environ):
         value = parse_given(option, text, source)
         if option in PLUGIN_OPTIONS:
-            of_plugins[option.field] = text
+            (secret if option.secret else of_plugins)[option.field] = text
         else:
             values[option.field] = value
-    return RunOptions(**values, given=(*values, *of_plugins), plugin_options=of_plugins)
+    given = (*values, *of_plugins, *secret)
+    return RunOptions(**values, given=given, plugin_options=of_plugins, secret_options=secret)
 
 
 def parse_given(option: Option, text: str, source: str) -> Any:

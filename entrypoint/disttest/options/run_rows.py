@@ -9,7 +9,6 @@ from disttest.options.values import (
     BYTES,
     COUNT,
     ISOLATION,
-    LINES,
     NAMES,
     RATIO,
     SECONDS,
@@ -140,14 +139,6 @@ RUN_OPTIONS = (
         "Folders, seen from pytest's root directory, whose world_size marks belong to another harness.",
         default=(),
         repeated=True,
-    ),
-    of_every_run(
-        "mask",
-        LINES,
-        "Hide this value in logs and reports; once for each, or one a line.",
-        default=(),
-        many=True,
-        secret=True,
     ),
 )
 """The options of every run."""

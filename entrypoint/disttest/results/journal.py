@@ -19,8 +19,8 @@ import msgspec
 from disttest.errors import JournalError, UsageError
 from disttest.host.copies import is_copy
 from disttest.host.lines import LONGEST_LINE, Lines
-from disttest.masking import masker
 from disttest.model import UNREADABLE
+from disttest.outgoing import outgoing
 from disttest.plugin_manager import plugin_manager
 from disttest.results.events import AnyEvent, Event, Noted, RunFinished
 from disttest.safe_open import open_regular
@@ -96,7 +96,7 @@ class Journal:
 
     def _encode(self, event: Event) -> bytes:
         """One event as JSON: without values that are to be hidden, and without what UTF-8 cannot say."""
-        if not masker.active:
+        if not outgoing.active:
             try:
                 return _encoder.encode(event)
             except UnicodeEncodeError:  # a lone surrogate somewhere
@@ -107,7 +107,9 @@ class Journal:
         if isinstance(value, str):
             text = value.encode("utf-8", "backslashreplace").decode("utf-8")
             # A name stays what it was at first: a value that is learned later must not tear events apart.
-            return self._names.setdefault(text, masker.text(text)) if name in _NAMES else masker.text(text)
+            return (
+                self._names.setdefault(text, outgoing.text(text)) if name in _NAMES else outgoing.text(text)
+            )
         if isinstance(value, dict):
             return {self._clean(key): self._clean(item, key) for key, item in value.items()}
         if isinstance(value, list | tuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from disttest.masking import masker
+from disttest.outgoing import outgoing
 from disttest.results.journal import FILE_NAME
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class MaskedFile:
 
     def write(self, text: str) -> Any:
         """Write a piece of text; a value that comes in two pieces is beyond it."""
-        return self._file.write(masker.text(text))
+        return self._file.write(outgoing.text(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -38,13 +38,13 @@ def mask_terminal(config: pytest.Config) -> None:
 
 def hide_what_was_learned(results: Path) -> None:
     """Hide values in what was written before anybody knew them: a test may ask for it at any time."""
-    if masker.active:
+    if outgoing.active:
         hide_in_files([results / FILE_NAME, *(results / "logs").rglob("*")])
 
 
 def hide_in_own_files(config: pytest.Config) -> None:
     """Hide values in what pytest has written itself: its JUnit file, its log file and its cache."""
-    if not masker.active:
+    if not outgoing.active:
         return
     named = [config.getoption(name, None) for name in ("xmlpath", "log_file")]
     cache = getattr(config, "cache", None)
@@ -62,5 +62,5 @@ def hide_in_files(paths: Iterable[Path]) -> None:
 
 def _masked(path: Path) -> bytes | None:
     data = path.read_bytes()
-    masked = masker.data(data)
+    masked = outgoing.data(data)
     return None if masked is data else masked

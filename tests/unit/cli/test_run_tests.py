@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from disttest.cli.main import command
 from disttest.errors import UsageError
+from disttest.plugins.masking.masker import Masker
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ def test_what_needs_this_machine_does_not_go_to_nodes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("disttest.cli.run_tests.hold_signals", lambda: None)
-    monkeypatch.setattr("disttest.cli.run_tests._hide", lambda values: None)
+    monkeypatch.setattr("disttest.plugins.masking.masker.masker", Masker())
     (tmp_path / "prepare.sh").touch()
 
     ended = CliRunner().invoke(command, ["run", "smoke", "--launcher", "local", *flags], obj=[])

@@ -34,9 +34,9 @@ from disttest.extras.cluster.protocol.wire import (
     ToNode,
     Versions,
 )
-from disttest.masking import Masker
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.options.run import RunOptions
+from disttest.plugins.masking.masker import Masker
 from disttest.results.directory import Home
 from disttest.results.events import TestCollected, TestFinished
 from disttest.results.fold import RunResult, TestOutcome, fold
@@ -374,7 +374,7 @@ def test_what_ranks_print_is_tagged_in_front_of_the_verdict_and_what_is_to_be_hi
 ) -> None:
     masker = Masker()
     masker.hide(["hunter22"])
-    monkeypatch.setattr("disttest.runtime.messages.protocol.masker", masker)
+    monkeypatch.setattr("disttest.runtime.messages.protocol.outgoing", masker)
     told: list[str] = []
     run_of(Talks(), tmp_path, RunOptions(), tell=told.append)
     zero, two = "\x1b[36m[rank 0]\x1b[0m", "\x1b[32m[rank 2]\x1b[0m"

@@ -5,6 +5,7 @@ import types
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -28,6 +29,7 @@ from disttest.options.run import RunOptions, given_options, resolve_options
 from disttest.options.values import WHOLE
 from disttest.planning.gpu_request import GpuShare
 from disttest.plugin_manager import Plugins
+from disttest.plugins.masking.option_rows import MASK
 
 
 def test_defaults():
@@ -45,6 +47,7 @@ def test_every_option_has_a_field_and_a_variable():
         "plugin_options",
         "plugins",
         "ranks_collect",
+        "secret_options",
         "world_letter",
     }
     assert fields - found == {option.field for option in RUN_OPTIONS if option not in PLUGIN_OPTIONS}
@@ -79,7 +82,6 @@ def test_every_option_has_a_field_and_a_variable():
         ("retries", "3", 3),
         ("infra_retries", "2", 2),
         ("flaky", "fail", FlakyRule.FAIL),
-        ("mask", "one value\nanother", ("one value", "another")),
         ("log_limit", "8MiB", 8 * 1024**2),
     ],
 )
@@ -129,13 +131,16 @@ def test_nonsense_is_refused_by_name(field, text):
     assert text.split(",")[0] in str(from_flag.value)
 
 
-def test_masks_of_flag_and_variable_add_up_and_stay_out_of_the_record():
+def test_masks_of_flag_and_variable_add_up_and_stay_out_of_records_and_worlds():
     flags, environ = (
         {"mask": "by flag", "seed": "1"},
         {"DISTTEST_MASK": "by variable", "DISTTEST_FLAKY": "fail"},
     )
 
-    assert ("by flag", "by variable") == resolve_options(flags, environ=environ).mask
+    options = resolve_options(flags, environ=environ)
+    assert ("by flag", "by variable") == MASK.of(options)
+    assert b"by flag" in msgspec.json.encode(options.secret_options)
+    assert b"by flag" not in msgspec.json.encode(options.for_worlds())
     assert {"seed": "1", "flaky": "fail"} == given_options(flags, environ=environ)
 
 

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from disttest.errors import JournalError, UsageError
-from disttest.masking import Masker
 from disttest.model import (
     SCHEMA_VERSION,
     Cause,
@@ -19,6 +18,7 @@ from disttest.model import (
     TestResult,
     WorldShape,
 )
+from disttest.plugins.masking.masker import Masker
 from disttest.reports.aggregates import headline
 from disttest.results.events import (
     CollectionFailed,
@@ -236,7 +236,7 @@ def test_a_journal_never_moves_into_a_file_that_is_there(tmp_path):
 
 def test_values_are_hidden_in_events_and_names_stay_one_name(tmp_path, monkeypatch):
     masker = Masker()
-    monkeypatch.setattr("disttest.results.journal.masker", masker)
+    monkeypatch.setattr("disttest.results.journal.outgoing", masker)
     masker.hide(["s3cret"])
     journal = Journal(tmp_path / "events.jsonl")
     journal.append(msgspec.structs.replace(START, argv=("--mask", "s3cret", "--mask=s3cret")))

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from disttest.masking import masker
 from disttest.observe import spec_of
+from disttest.outgoing import outgoing
 
 _SHOWN = 8
 """Elements of a tensor that are shown as numbers; larger tensors are shown by their digest."""
@@ -19,7 +19,7 @@ def numbers_of(properties: Iterable[tuple[str, Any]]) -> dict[str, str]:
     Args:
         properties: arguments of ``record_property``; the last value of a name counts.
     """
-    return {masker.text(str(name)): masker.text(_describe(value)) for name, value in properties}
+    return {outgoing.text(str(name)): outgoing.text(_describe(value)) for name, value in properties}
 
 
 def _describe(value: Any) -> str:

@@ -12,8 +12,8 @@ import msgspec
 
 from disttest.extras.container.container_environment import ENVIRONMENT
 from disttest.extras.container.options import LaunchOptions
-from disttest.masking import masker
 from disttest.options.flags import RelayingCommand, flags, flags_handed_on, take_secrets, words_handed_on
+from disttest.outgoing import outgoing
 
 if TYPE_CHECKING:
     from disttest.extras.container.launch_host import Host
@@ -104,5 +104,5 @@ def render_preview(prepared: Prepared) -> str:
         "hand_back": prepared.hand_back,
         "create": container_arguments(prepared.spec),
     }
-    masker.hide(prepared.spec.environment.get("DISTTEST_MASK", "").splitlines())
-    return masker.text(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
+    outgoing.hide(prepared.spec.environment.get("DISTTEST_MASK", "").splitlines())
+    return outgoing.text(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())

@@ -43,8 +43,8 @@ def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
     """Refuse ``--record`` with masked values, and switch it off on nodes, where a recording would be out of reach."""
     if RECORD.of(request.options) is RecordRule.OFF:
         return None
-    if request.options.mask:
-        raise UsageError("--record cannot hide the values of --mask; leave one of them out")
+    if secret := ", ".join(f"--{name}" for name in request.options.secret_options):
+        raise UsageError(f"--record cannot hide the values of {secret}; leave one of them out")
     if request.place is None:
         return None
     from disttest.cli.words import warn

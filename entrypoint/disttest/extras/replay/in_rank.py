@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from disttest import observe
 from disttest.extras.replay.format import SUFFIX, Completed, Head, Unfit, Writer
 from disttest.hookspecs import hookimpl
-from disttest.masking import masker
 from disttest.options.environment import environment
+from disttest.outgoing import outgoing
 
 if TYPE_CHECKING:
     from disttest.extras.replay.call_recorder import CallRecorder
@@ -31,7 +31,7 @@ class RankRecording:
     def __init__(self, spec: RankSpec) -> None:
         self._spec = spec
         self._recorder: CallRecorder | None = None
-        self._is_on = not masker.active
+        self._is_on = not outgoing.active
         if self._is_on:
             observe.install()
             self._watch_rpc()

@@ -10,8 +10,8 @@ import msgspec
 from disttest.extras.sanitizers.choice import Chosen, words_of
 from disttest.extras.sanitizers.table import SANITIZERS
 from disttest.extras.sanitizers.values.values_file import encode_recording
-from disttest.masking import masker
 from disttest.model import ALONE, Outcome, TestResult
+from disttest.outgoing import outgoing
 from disttest.results.findings import with_findings
 from disttest.runtime.world.judged_attempt import JudgedAttempt
 
@@ -56,4 +56,4 @@ def keep_reports(attempt: JudgedAttempt, chosen: Sequence[Chosen]) -> None:
         if file and reports:
             data = encode_recording(attempt.test.nodeid, world.size, world.backend, reports)
             with contextlib.suppress(OSError):
-                attempt.log_of(0).with_name(file).write_bytes(masker.data(data))
+                attempt.log_of(0).with_name(file).write_bytes(outgoing.data(data))

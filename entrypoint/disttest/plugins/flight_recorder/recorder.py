@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from disttest.host.loaded import stand_in
-from disttest.masking import masker
 from disttest.model import Collective
+from disttest.outgoing import outgoing
 from disttest.own_frames import HARNESS_PLACES
 
 KEPT = 100
@@ -59,7 +59,7 @@ def recorded_calls(rank: int, since_s: float, folder: Path) -> tuple[Collective,
     record["pg_config"] = {**record.get("pg_config", {}), **_groups()}
     record["pg_config"].pop("", None)
     # Names of groups and of files are the users' own: values that are to be hidden may stand in them.
-    record = masker.tree(record) if masker.active else record
+    record = outgoing.tree(record) if outgoing.active else record
     whole = dump_path(folder, rank)
     whole.parent.mkdir(parents=True, exist_ok=True)
     pending = whole.with_name(f"{whole.name}.pending")

@@ -12,10 +12,10 @@ import pytest
 
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
-from disttest.masking import masker
 from disttest.model import Isolation, TestCase, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
+from disttest.outgoing import outgoing
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
 from disttest.runtime.controller.target_host import TargetHost
@@ -108,7 +108,7 @@ def _timeout_s(item: pytest.Item, options: RunOptions, world: OwnWorld | None) -
 
 def slug_of(nodeid: str) -> str:
     """Return a folder name for a test: readable, safe on any file system, and unique."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", masker.text(nodeid).rpartition("/")[2]).strip("-.")[:80]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", outgoing.text(nodeid).rpartition("/")[2]).strip("-.")[:80]
     digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:10]
     return f"{readable}-{digest}"
 

@@ -11,7 +11,7 @@ import msgspec
 
 from disttest.errors import JournalError, ReportError
 from disttest.host.leftovers.sweep import Sweep
-from disttest.masking import masker
+from disttest.outgoing import outgoing
 from disttest.reports import write_reports
 from disttest.results.conclusion import Conclusion, Process, conclude, facts_of
 from disttest.results.directory import ResultsDirectory
@@ -106,7 +106,7 @@ def _report(reading: _Reading, directory: ResultsDirectory) -> int:
     """Write the reports; return the exit code of a failure, otherwise 0."""
     hide_what_was_learned(directory.path)
     # Secrets learned late appear unmasked in the events read so far.
-    run = reading.anew() if masker.active else reading.result()
+    run = reading.anew() if outgoing.active else reading.result()
     try:
         write_reports(run, directory.path)
     except ReportError as error:

@@ -29,7 +29,8 @@ from disttest.host.compute_threads import import_single_threaded
 from disttest.host.cuda_touch import is_checked_by_nvml
 from disttest.host.process import Child, die_with_parent, end_all, fork_child, leave, spawn_child
 from disttest.limits import KILL_S, WORLD_START_S
-from disttest.masking import masker
+from disttest.outgoing import outgoing
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.fork_line import Collect, ForkLine, ForkOrder, Recipe, serve_line
 from disttest.runtime.controller.orders import CollectingOrder, InterpreterOrder, ParentOrder, write_order
 from disttest.runtime.messages.protocol import Channel
@@ -55,7 +56,7 @@ class ForkServer(ForkLine):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours, log, limit_s=WORLD_START_S)
         wanted = [name for name in _PRELOADED if name in sys.modules]
-        ledger = [masker.ledger] if masker.ledger >= 0 else []
+        ledger = [outgoing.shared] if outgoing.shared >= 0 else []
         nvml = "nvml" if is_checked_by_nvml() else ""
         path = log.with_suffix(".recipe.json")
         path.write_bytes(msgspec.json.encode(recipe, enc_hook=str))
@@ -95,8 +96,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     observe.prepare()
     hygiene.prepare()
     undo()
+    plugin_manager()  # installs the filter of outgoing texts
     if ledger:
-        masker.open_ledger(int(ledger))
+        outgoing.share(int(ledger))
     recipe = msgspec.json.decode(Path(recipe_file).read_bytes(), type=Recipe)
     # Keeps the collector from writing to the pages that forks share: https://github.com/python/cpython/issues/75739
     gc.freeze()
@@ -155,7 +157,7 @@ def _be_pytest(recipe: Recipe, order: CollectingOrder, path: Path) -> int:
     """Act as ``python -m pytest``; return only if the collection fails."""
     import pytest
 
-    ledger = os.dup(masker.ledger) if masker.ledger >= 0 else -1
+    ledger = os.dup(outgoing.shared) if outgoing.shared >= 0 else -1
     arguments = [*recipe.arguments, *write_order(order, path, ledger)]
     sys.argv = ["pytest", *arguments]
     return int(pytest.main(arguments))

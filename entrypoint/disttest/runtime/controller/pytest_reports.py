@@ -15,8 +15,8 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.terminal import getreportopt
 
-from disttest.masking import masker
 from disttest.model import Outcome, TestCase, TestResult, WorldKind, rank_name
+from disttest.outgoing import outgoing
 from disttest.results.directory import short_path
 from disttest.results.findings import describe_plugins
 from disttest.results.narrative import describe_ranks, without_stacks
@@ -172,8 +172,8 @@ def _category(name: str) -> type[Warning]:
 def masked_report(config: pytest.Config, report: pytest.TestReport) -> pytest.TestReport:
     """Mask a report, including the values that its output asks GitHub to mask."""
     for _, content in sections_of(report):
-        masker.learn(content.encode("utf-8", "surrogatepass"))
-    if not masker.active:
+        outgoing.learn(content.encode("utf-8", "surrogatepass"))
+    if not outgoing.active:
         return report
     data = serialisable(report, config)
     hidden = {**masked(data), "nodeid": report.nodeid}

@@ -21,8 +21,8 @@ from disttest.host.devices import detect_machine
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
 from disttest.limits import LEASE_WAIT_S, REFUSAL_S
-from disttest.masking import masker
 from disttest.model import Frozen, Slot, TestCase, WorldKind
+from disttest.outgoing import outgoing
 from disttest.planning.timings import Timings, hardware_key
 from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import Home, ResultsDirectory, adopt
@@ -94,8 +94,7 @@ class RunSession:
         self.options = config.stash[OPTIONS] = with_plugins(options_of(config), config)
         self._asked = config.stash[ASKED]
         self._supervised: int = config.getoption("disttest_supervised")
-        masker.open_ledger(config.getoption("disttest_ledger"))
-        masker.hide(self.options.mask)
+        outgoing.share(config.getoption("disttest_ledger"))
         self.rank_order = rank_order(config)
         self.said: list[str] = []
         # Messages that the terminal has shown already.
@@ -460,10 +459,10 @@ class RunSession:
 
 
 def _check_names(nodeids: Iterable[str]) -> None:
-    """Refuse tests whose names are equal after masking: every report would merge them."""
-    if not masker.active:
+    """Refuse tests whose names are equal in the output: every report would merge them."""
+    if not outgoing.active:
         return
-    names = Counter(map(masker.text, nodeids))
+    names = Counter(map(outgoing.text, nodeids))
     equal = [name for name, count in names.items() if count > 1]
     if equal:
         raise pytest.UsageError(

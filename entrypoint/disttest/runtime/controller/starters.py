@@ -15,8 +15,8 @@ import disttest
 from disttest.descriptors import append_to
 from disttest.errors import ExitCode, PluginError
 from disttest.host.process import Child, fork_child, leave, spawn_child
-from disttest.masking import masker
 from disttest.options.environment import hash_seed
+from disttest.outgoing import outgoing
 from disttest.plugin_manager import plugin_manager, plugins_differ
 from disttest.runtime.controller.orders import InterpreterOrder, write_order
 from disttest.runtime.controller.target_host import TargetHost
@@ -106,7 +106,7 @@ class InterpreterStarter:
             "-m",
             "pytest",
             *self._arguments,
-            *write_order(order, order.path, masker.ledger),
+            *write_order(order, order.path, outgoing.shared),
         ]
         log = append_to(spec.log)
         try:
@@ -118,7 +118,7 @@ class InterpreterStarter:
                     "PYTHONPATH": _import_path(),
                     **hash_seed(spec.settings.seed),
                 },
-                pass_fds=[channel.fileno(), *([masker.ledger] if masker.ledger >= 0 else [])],
+                pass_fds=[channel.fileno(), *([outgoing.shared] if outgoing.shared >= 0 else [])],
                 stdout=log,
                 new_group=True,
             )

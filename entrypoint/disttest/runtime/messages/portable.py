@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from _pytest._io.saferepr import saferepr
 
-from disttest.masking import masker
+from disttest.outgoing import outgoing
 
 # Maximum depth of data that JSON cannot encode; pytest's own reports have about six levels.
 _DEEPEST = 50
@@ -21,11 +21,11 @@ _DEEPEST = 50
 
 def report_as_json(report: pytest.TestReport, config: pytest.Config) -> tuple[dict[str, Any], str]:
     """Return a report in pytest's serialisable form, masked, and as ASCII JSON."""
-    data = masked(serialisable(report, config)) if masker.active else serialisable(report, config)
+    data = masked(serialisable(report, config)) if outgoing.active else serialisable(report, config)
     try:
         return data, json.dumps(data, default=_represent)
     except Exception:  # noqa: BLE001 - what is in it is not ours
-        data = masker.tree(_plain(data))
+        data = outgoing.tree(_plain(data))
         return data, json.dumps(data)
 
 
@@ -41,9 +41,9 @@ def serialisable(report: pytest.TestReport, config: pytest.Config) -> dict[str, 
 def masked(data: dict[str, Any]) -> dict[str, Any]:
     """Mask the data of a report."""
     try:
-        return masker.tree(data)  # type: ignore[no-any-return]
+        return outgoing.tree(data)  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 - a list that contains itself, say
-        return masker.tree(_plain(data))  # type: ignore[no-any-return]
+        return outgoing.tree(_plain(data))  # type: ignore[no-any-return]
 
 
 def text_of(value: object) -> str:

@@ -14,7 +14,6 @@ from typing import Any, dataclass_transform
 import msgspec
 
 from disttest.errors import ProtocolError
-from disttest.masking import masker
 from disttest.model import (
     UNREADABLE,
     CpuStep,
@@ -28,6 +27,7 @@ from disttest.model import (
     WorldKind,
 )
 from disttest.options.run import WorldSettings
+from disttest.outgoing import outgoing
 from disttest.results.directory import Home
 
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -345,7 +345,7 @@ _HELD_LIMIT = 64 * 1024
 
 def clean_text(text: str) -> str:
     """Mask secrets and escape lone surrogates, so that the text can be encoded."""
-    return masker.text(text).encode("utf-8", "backslashreplace").decode("utf-8") if text else text
+    return outgoing.text(text).encode("utf-8", "backslashreplace").decode("utf-8") if text else text
 
 
 def encode(message: Message) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from disttest.limits import OUTPUT_STALL_S
-from disttest.masking import MaskedStream, masker
+from disttest.outgoing import FilteredStream, outgoing
 from disttest.output import outlet
 from disttest.reports.views import RunView
 from disttest.results.events import AnyEvent, RunFinished
@@ -158,7 +158,7 @@ class _Output:
         self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.reader, False)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._masked = MaskedStream(masker)
+        self._masked = FilteredStream(outgoing)
 
     def read(self) -> Iterator[str]:
         """Yield the available text, up to a limit."""

@@ -29,11 +29,11 @@ from disttest.host.oom import Shortage
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
 from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S, PYTEST_LEAVE_S, PYTEST_TERM_S, SUPERVISOR_CANCEL_S, TICK_S
-from disttest.masking import masker
 from disttest.model import Frozen, Hardware, Invocation, RunPart
 from disttest.options.environment import hash_seed
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
+from disttest.outgoing import outgoing
 from disttest.planning.targets import Targets, suites_dir
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.views import RunView
@@ -179,7 +179,7 @@ def run_supervised(
     _close_journal(journal, ends, watch, sweep, directory)
     hide_what_was_learned(directory.path)
     # Events folded on the way may contain secrets that were learned later.
-    run = fold(journal.events()) if masker.active else watch.folding.result()
+    run = fold(journal.events()) if outgoing.active else watch.folding.result()
     journal.close()
     return run
 
@@ -253,8 +253,8 @@ def _start(
     seed: int,
 ) -> Child:
     fds = {"leaving": board.fd, "claim": directory.fileno(), "journal": journal.fileno()}
-    if masker.ledger >= 0:
-        fds["ledger"] = masker.ledger
+    if outgoing.shared >= 0:
+        fds["ledger"] = outgoing.shared
     argv = [*argv, *(f"--disttest-{name}={fd}" for name, fd in fds.items())]
     # Plugins that load before disttest's may import numpy or torch, so the limits are set in the environment.
     argv.append(f"--disttest-threads={asked_threads()}")

@@ -17,8 +17,8 @@ from disttest.clock import monotonic, sleep
 from disttest.host.proc import catches, process_state
 from disttest.host.process import STACKS_SIGNAL
 from disttest.limits import EVIDENCE_POLL_S
-from disttest.masking import masker
 from disttest.model import Collective
+from disttest.outgoing import outgoing
 from disttest.results.hang_findings import PROCESS_STATE
 from disttest.results.narrative import STACKS_HEADING as STACKS_HEADING
 from disttest.runtime.messages.protocol import Raised
@@ -137,7 +137,7 @@ class EvidenceSource:
             return ""
         with answers.open("rb") as file:
             file.seek(self._seen)
-            return masker.data(file.read(_MOST_KEPT)).decode("utf-8", "replace").strip()
+            return outgoing.data(file.read(_MOST_KEPT)).decode("utf-8", "replace").strip()
 
     def _answers(self) -> Path | None:
         """Locate the stacks file; through ``/proc`` if a test has deleted the temporary directory."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from disttest.descriptors import memory_file
-from disttest.masking import masker
+from disttest.outgoing import outgoing
 from disttest.results.directory import Home
 
 _FALLOC_FL_KEEP_SIZE = 0x01
@@ -83,17 +83,17 @@ class RankLog:
         with self.path.open("rb") as file:
             if size <= 2 * self._half:
                 data = file.read()
-                masker.learn(data)
-                masked = masker.data(data)
+                outgoing.learn(data)
+                masked = outgoing.data(data)
                 return None if masked is data else masked
             head = file.read(self._half)
             file.seek(-self._half, os.SEEK_END)
             tail = file.read()
-        masker.learn(head)
-        masker.learn(tail)
+        outgoing.learn(head)
+        outgoing.learn(tail)
         cut, limit = size - 2 * self._half, 2 * self._half
         mark = f"\n\n[disttest: {cut} bytes cut here: log-limit of [tool.disttest] is {limit} bytes]\n\n"
-        return masker.data(head, cut_end=True) + mark.encode() + masker.data(tail, cut_start=True)
+        return outgoing.data(head, cut_end=True) + mark.encode() + outgoing.data(tail, cut_start=True)
 
     def tail(self, size: int) -> str:
         """The last ``size`` bytes as masked text; empty if the file cannot be read."""
@@ -101,7 +101,7 @@ class RankLog:
             with self.path.open("rb") as file:
                 start = max(0, file.seek(0, os.SEEK_END) - size)
                 file.seek(start)
-                data = masker.data(file.read(), cut_start=start > 0)
+                data = outgoing.data(file.read(), cut_start=start > 0)
         except OSError:
             return ""
         return data.decode("utf-8", "replace").strip()
@@ -178,7 +178,7 @@ class LogStore:
         for folder in {path.parent for path in paths}:
             folder.mkdir(parents=True, exist_ok=True)
         # `Path.touch` makes three system calls per file; one is enough.
-        for path in [] if masker.active else paths:
+        for path in [] if outgoing.active else paths:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def place(self, log: str) -> Path:
@@ -187,11 +187,11 @@ class LogStore:
 
     def open(self, log: str) -> Path:
         """The path that a rank must write to; ``log`` is relative to the results directory."""
-        return self.divert(self.place(log), log) if masker.active else self.place(log)
+        return self.divert(self.place(log), log) if outgoing.active else self.place(log)
 
     def divert(self, path: Path, name: str = "") -> Path:
         """Replace a path by memory if secrets are masked."""
-        if not masker.active:
+        if not outgoing.active:
             return path
         name = name or str(path)
         if name not in self._hidden:

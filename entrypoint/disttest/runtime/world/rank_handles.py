@@ -23,8 +23,8 @@ from disttest.errors import PluginError, ProtocolError
 from disttest.host.oom import count_oom_kills, describe_oom, own_cgroups
 from disttest.host.process import Child, end_all
 from disttest.limits import EVIDENCE_S, RANK_EXIT_S, RANK_TERM_S, RENDERING_S, TICK_S
-from disttest.masking import masker
 from disttest.options.run import WorldSettings
+from disttest.outgoing import outgoing
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.directory import Home
 from disttest.results.narrative import crash_stacks, shorten_stacks
@@ -236,7 +236,7 @@ class Supervisor:
         deadline_passed = deadline_passed and attempt.failed_s is None
         for progress in living:
             told = evidence[progress.rank]
-            progress.stacks = masker.text(with_code(shorten_stacks(told.stacks)))
+            progress.stacks = outgoing.text(with_code(shorten_stacks(told.stacks)))
             progress.collectives = told.collectives
             ends = deadline_passed and attempt.cause is not None and attempt.cause.ends
             progress.ended_for = attempt.cause if ends else None
@@ -290,7 +290,7 @@ class Supervisor:
     def _take_native_stacks(self, victims: Sequence[RankProgress]) -> None:
         told = native_stacks([self.handle(progress.rank).child for progress in victims])
         for progress, text in zip(victims, told, strict=True):
-            progress.native = masker.text(text)
+            progress.native = outgoing.text(text)
 
     def close_logs(self, attempt: Attempt) -> None:
         """Append the stacks to the logs, and shorten the logs that exceed the limit."""
@@ -322,7 +322,7 @@ class Supervisor:
     def read_crash(self, progress: RankProgress) -> None:
         """Read the stacks that faulthandler wrote into the rank's log when a fatal signal ended the process."""
         stacks = crash_stacks(self._log(progress).tail(_CRASH_KEPT))
-        progress.crash = masker.text(with_code(stacks))
+        progress.crash = outgoing.text(with_code(stacks))
 
     def _last_words(self, progress: RankProgress, attempt: Attempt) -> str:
         """Explain why a rank was killed, from the kernel, its log or the watch of a plugin."""

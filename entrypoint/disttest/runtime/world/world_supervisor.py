@@ -24,8 +24,8 @@ from disttest.host.leftovers.segments import Segments
 from disttest.host.leftovers.strays import name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
-from disttest.masking import masker
 from disttest.model import ALONE, TestCase, TestResult, WorldKind, WorldShape
+from disttest.outgoing import outgoing
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.messages.phases import PhaseBoard
 from disttest.runtime.messages.protocol import (
@@ -398,7 +398,7 @@ class WorldSupervisor:
         survivors = kill_descendants(spare=())
         leftovers += self._segments.remove()
         # The stacks contain names of files and functions, unmasked.
-        if masker.active:
+        if outgoing.active:
             for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
                 stacks.unlink(missing_ok=True)
         self._marks.mark_children("rank", "fork and end")

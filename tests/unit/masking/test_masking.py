@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape as markup_escape
 
-from disttest.masking import MaskedStream, Masker
+from disttest.outgoing import FilteredStream
+from disttest.plugins.masking.masker import Masker
 
 VALUE = 'pä$$"w\\ord 🔑'
 
@@ -143,7 +144,7 @@ def test_a_stream_in_pieces_says_what_the_whole_says(pieces, cuts):
     masker = hiding("secret", "sé🔑t", "retse")
     whole = "".join(pieces).encode()
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
-    stream = MaskedStream(masker)
+    stream = FilteredStream(masker)
 
     shown = b"".join(stream.feed(whole[a:b]) for a, b in itertools.pairwise(places))
     held = stream._held
@@ -152,7 +153,7 @@ def test_a_stream_in_pieces_says_what_the_whole_says(pieces, cuts):
 
 
 def test_a_stream_holds_back_no_more_than_what_may_become_a_value():
-    stream = MaskedStream(hiding("secret"))
+    stream = FilteredStream(hiding("secret"))
 
     assert b"dots ...." == stream.feed(b"dots ....")
     assert b" " == stream.feed(b" secr")
@@ -160,14 +161,14 @@ def test_a_stream_holds_back_no_more_than_what_may_become_a_value():
 
 
 def test_a_stream_that_ends_inside_of_a_value_shows_no_part_of_it():
-    stream = MaskedStream(hiding("secret"))
+    stream = FilteredStream(hiding("secret"))
 
     assert b"a " == stream.feed(b"a secr")
     assert b"***" == stream.finish()
 
 
 def test_a_stream_of_nothing_but_beginnings_is_not_held_for_ever():
-    stream = MaskedStream(hiding("aaaa"))
+    stream = FilteredStream(hiding("aaaa"))
     shown = b"".join(stream.feed(b"a" * 4096) for _ in range(40))
 
     assert b"a" not in shown
@@ -183,21 +184,21 @@ def test_github_s_command_teaches_values_in_its_own_escapes():
 
 def test_processes_share_what_they_learn_through_the_ledger():
     first, second = hiding("from the start"), Masker()
-    first.open_ledger()
-    second.open_ledger(os.dup(first.ledger))
+    first.share()
+    second.share(os.dup(first.shared))
 
     assert "***" == second.text("from the start")
     second.hide(["learned later"])
     assert "***" == first.text("learned later")
-    assert not os.get_inheritable(first.ledger)
+    assert not os.get_inheritable(first.shared)
 
 
 def test_a_ledger_can_be_opened_anew():
     masker = hiding("from the start")
-    masker.open_ledger()
-    masker.open_ledger()
+    masker.share()
+    masker.share()
     other = Masker()
-    other.open_ledger(os.dup(masker.ledger))
+    other.share(os.dup(masker.shared))
     other.hide(["learned later"])
 
     assert "*** ***" == masker.text("from the start learned later")
@@ -205,8 +206,8 @@ def test_a_ledger_can_be_opened_anew():
 
 def test_a_ledger_that_a_test_has_closed_or_replaced_is_left_alone(tmp_path):
     masker = hiding("known value")
-    masker.open_ledger()
-    fd = masker.ledger
+    masker.share()
+    fd = masker.shared
     other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
     os.dup2(other, fd)
 

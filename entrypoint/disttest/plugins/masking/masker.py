@@ -1,8 +1,8 @@
-"""Secret values of a run: each becomes ``***`` wherever text leaves a process.
+"""The filter that hides values: each becomes ``***`` wherever text leaves a process.
 
-Each process has one set of values, as it has one set of log handlers. Processes of a run share new values (a test
-that prints ``::add-mask::VALUE``) through the ledger, an anonymous file in memory that they inherit. Values are
-therefore on no command line and on no disk.
+A process has one masker, as it has one set of log handlers. The processes of a run share the values that they learn (a test
+prints ``::add-mask::VALUE``) through an anonymous file in memory, the ledger, which they inherit. So values appear on no
+command line and on no disk.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 from urllib.parse import quote, quote_plus
 
 from disttest.descriptors import high_copy, memory_file
+from disttest.outgoing import OutputFilter
+from disttest.plugins.masking.option_rows import SHORTEST
 
 MASK = "***"
-SHORTEST = 4
-"""A shorter value is not masked: it would match everywhere and make reports unreadable."""
-
 _MASK = MASK.encode()
 _MOST_HELD = 1 << 16
 _LEARNED = re.compile(rb"^[ \t]*::add-mask::([^\r\n]+)", re.MULTILINE)
@@ -32,8 +30,8 @@ _SPECIAL_IN_QUOTES = re.compile(r'[$`"\\]')
 _GITHUB_ESCAPES = ((b"%0D", b"\r"), (b"%0A", b"\n"), (b"%25", b"%"))
 
 
-class Masker:
-    """The secret values of a process, in all forms in which programs are likely to print them."""
+class Masker(OutputFilter):
+    """Hides values in all the forms in which they are likely to appear."""
 
     def __init__(self) -> None:
         self._values: set[str] = set()
@@ -74,17 +72,8 @@ class Masker:
 
     # --- replacing
 
-    def text(self, text: str) -> str:
-        """Return the text with all values masked."""
-        # Callers mask before they cut a text to length: half a value matches nothing.
-        if not self.active:
-            return text
-        data = text.encode("utf-8", "surrogatepass")
-        masked = self.data(data)
-        return text if masked is data else masked.decode("utf-8", "surrogatepass")
-
     def data(self, data: bytes, *, cut_start: bool = False, cut_end: bool = False) -> bytes:
-        """Return the bytes with all values masked. ``cut_…`` also masks a part of a value at that border."""
+        """Hide the values in bytes; with ``cut_…`` a part of a value at that border is hidden too."""
         if not self.active:
             return data
         spans = list(self._spans(data))
@@ -95,18 +84,6 @@ class Masker:
         merged = _merged(spans)
         return _replaced(data, merged) if merged else data
 
-    def tree(self, value: Any) -> Any:
-        """Return the data with all values masked in the strings of lists and dictionaries, including keys."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.tree(key): self.tree(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.tree(item) for item in value]
-        if type(value) is tuple:
-            return tuple(self.tree(item) for item in value)
-        return value
-
     def _spans(self, data: bytes) -> Iterator[tuple[int, int]]:
         for form in self._forms:
             at = data.find(form)
@@ -114,14 +91,23 @@ class Masker:
                 yield at, at + len(form)
                 at = data.find(form, at + 1)
 
+    def held_back(self, data: bytes) -> int:
+        """Number of bytes at the end that may belong to a value; 0 where these would be too many to hold."""
+        end = len(data) - self._unfinished(data)
+        for start, stop in reversed(_merged(list(self._spans(data)))):
+            if start < end < stop:
+                end = start
+        held = len(data) - end
+        return held if held <= _MOST_HELD else 0
+
     def _unfinished(self, data: bytes) -> int:
         """Return the number of bytes at the end that may be the beginning of a value."""
         return max(_cut_at_end(data, form) for form in self._forms)
 
     # --- the ledger
 
-    def open_ledger(self, fd: int | None = None) -> None:
-        """Share the values with processes that inherit the ledger; adopt an inherited one if its descriptor is given."""
+    def share(self, fd: int | None = None) -> None:
+        """Share the values with the processes that inherit the ledger; an inherited one is taken over."""
         if self._ledger_size() >= 0 and self._ledger >= 0:
             os.close(self._ledger)
         if fd is None:
@@ -137,8 +123,8 @@ class Masker:
         self._refresh()
 
     @property
-    def ledger(self) -> int:
-        """Descriptor of the ledger, for a program that must share it; -1 if there is none."""
+    def shared(self) -> int:
+        """Descriptor of the ledger; -1 if there is none."""
         return self._ledger
 
     def _ledger_size(self) -> int:
@@ -168,33 +154,6 @@ class Masker:
         self._ledger_size()
         if text and self._ledger >= 0:
             os.write(self._ledger, text.encode("utf-8", "surrogatepass"))
-
-
-class MaskedStream:
-    """A masked stream that arrives in pieces. A possible beginning of a value is held back."""
-
-    def __init__(self, masker: Masker) -> None:
-        self._masker = masker
-        self._held = b""
-
-    def feed(self, data: bytes) -> bytes:
-        """Accept a piece and return the text that can be shown now."""
-        if not self._masker.active:
-            return data
-        buffer = self._held + data
-        end = len(buffer) - self._masker._unfinished(buffer)  # noqa: SLF001
-        for start, stop in reversed(_merged(list(self._masker._spans(buffer)))):  # noqa: SLF001
-            if start < end < stop:
-                end = start
-        if len(buffer) - end > _MOST_HELD:
-            end = len(buffer)
-        self._held = buffer[end:]
-        return self._masker.data(buffer[:end])
-
-    def finish(self) -> bytes:
-        """End the stream and return the rest that was held back."""
-        held, self._held = self._held, b""
-        return self._masker.data(held, cut_end=True)
 
 
 masker = Masker()

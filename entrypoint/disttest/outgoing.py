@@ -1,0 +1,130 @@
+"""The filter that every text passes before it leaves a process: into logs, reports, messages and the terminal.
+
+Code that writes text passes it through :data:`outgoing`. A plugin may install a filter there, for example one that hides
+secrets; without one each text passes unchanged. The processes of a run share what their filters know through one inherited
+descriptor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class OutputFilter:
+    """Passes everything; a plugin overrides the methods."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any text changes."""
+        return False
+
+    @property
+    def shared(self) -> int:
+        """Descriptor that a child process must inherit to know what this filter knows; -1 if there is none."""
+        return -1
+
+    def share(self, _fd: int | None = None) -> None:
+        """Share with processes that inherit the descriptor; an inherited one is taken over."""
+
+    def hide(self, _values: Iterable[str]) -> tuple[str, ...]:
+        """Hide values from here on in every process of the run; return those that are too short to hide."""
+        return ()
+
+    def learn(self, _data: bytes) -> None:
+        """Learn from the output of a program what to hide."""
+
+    def data(self, data: bytes, *, cut_start: bool = False, cut_end: bool = False) -> bytes:  # noqa: ARG002
+        """Filter bytes; with ``cut_…`` the border may lie inside something that the filter changes."""
+        return data
+
+    def held_back(self, _data: bytes) -> int:
+        """Number of bytes at the end that may be the beginning of something that the filter changes."""
+        return 0
+
+    def text(self, text: str) -> str:
+        """Filter a text."""
+        if not self.active:
+            return text
+        data = text.encode("utf-8", "surrogatepass")
+        filtered = self.data(data)
+        return text if filtered is data else filtered.decode("utf-8", "surrogatepass")
+
+    def tree(self, value: Any) -> Any:
+        """Filter all strings in lists, tuples and dictionaries; keys too."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.tree(key): self.tree(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.tree(item) for item in value]
+        if type(value) is tuple:
+            return tuple(self.tree(item) for item in value)
+        return value
+
+
+class Outgoing(OutputFilter):
+    """The filter of a process: that of a plugin, once one is installed."""
+
+    def __init__(self) -> None:
+        self._filter = OutputFilter()
+
+    def install(self, installed: OutputFilter) -> None:
+        """Pass texts through a plugin's filter from here on."""
+        self._filter = installed
+
+    @property
+    def active(self) -> bool:
+        """As the installed filter has it."""
+        return self._filter.active
+
+    @property
+    def shared(self) -> int:
+        """As the installed filter has it."""
+        return self._filter.shared
+
+    def share(self, fd: int | None = None) -> None:
+        """Share the installed filter's knowledge."""
+        self._filter.share(fd)
+
+    def hide(self, values: Iterable[str]) -> tuple[str, ...]:
+        """Hide values by the installed filter."""
+        return self._filter.hide(values)
+
+    def learn(self, data: bytes) -> None:
+        """Have the installed filter learn."""
+        self._filter.learn(data)
+
+    def data(self, data: bytes, *, cut_start: bool = False, cut_end: bool = False) -> bytes:
+        """Filter bytes by the installed filter."""
+        return self._filter.data(data, cut_start=cut_start, cut_end=cut_end)
+
+    def held_back(self, data: bytes) -> int:
+        """As the installed filter has it."""
+        return self._filter.held_back(data)
+
+
+class FilteredStream:
+    """Filters a stream that arrives in pieces. It holds back the beginning of what the filter may change."""
+
+    def __init__(self, output_filter: OutputFilter) -> None:
+        self._filter = output_filter
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take a piece; return the part that can be shown."""
+        if not self._filter.active:
+            return data
+        buffer = self._held + data
+        end = len(buffer) - self._filter.held_back(buffer)
+        self._held = buffer[end:]
+        return self._filter.data(buffer[:end])
+
+    def finish(self) -> bytes:
+        """Return the bytes that were held back: the stream is over."""
+        held, self._held = self._held, b""
+        return self._filter.data(held, cut_end=True)
+
+
+outgoing = Outgoing()
+"""The filter of this process."""

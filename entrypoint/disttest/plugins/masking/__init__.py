@@ -1,0 +1,1 @@
+"""Masking (``--mask``, ``::add-mask::``): secrets appear in no log, report, message or terminal output."""

@@ -1,0 +1,49 @@
+"""The hooks of masking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from disttest.hookspecs import hookimpl
+from disttest.plugins.masking.option_rows import MASK, SHORTEST
+
+if TYPE_CHECKING:
+    from disttest.cli.run_tests import RunRequest
+    from disttest.options.option import Option
+    from disttest.options.run import RunOptions
+    from disttest.outgoing import OutputFilter
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """``--mask``."""
+    return [MASK]
+
+
+@hookimpl
+def disttest_output_filter() -> OutputFilter:
+    """The masker of this process."""
+    from disttest.plugins.masking.masker import masker
+
+    return masker
+
+
+@hookimpl(trylast=True)
+def disttest_execute_run(request: RunRequest) -> None:
+    """Hide the values of the option before this process runs anything, and share them with its children."""
+    from disttest.cli.words import warn
+    from disttest.plugins.masking.masker import masker
+
+    masker.share()
+    if short := masker.hide(MASK.of(request.options)):
+        warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
+
+
+@hookimpl
+def disttest_set_options(options: RunOptions) -> Mapping[str, Any]:
+    """Hide the values of the variable in runs of plain pytest."""
+    from disttest.plugins.masking.masker import masker
+
+    masker.hide(MASK.of(options))
+    return {}
