@@ -83,6 +83,8 @@ THREAD_REST_S = 0.25
 """Time for a thread to come to rest before forking counts as unsafe. A thread pool spins briefly before it waits."""
 WORLD_START_S = 120.0
 """Time for fresh interpreters to import torch from a slow file system, all at the same time."""
+RANKS_COLLECT_S = 20.0
+"""The least time for ranks to import torch and collect, whatever the time limit of the first test."""
 WORLD_SILENCE_S = 30.0
 """Time that a world may be silent beyond the limits of its tests. After it the world counts as stopped or stuck."""
 LATER_LITTER_S = 1.0

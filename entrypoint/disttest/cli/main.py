@@ -26,6 +26,7 @@ from disttest.cli.report import report
 from disttest.cli.run import run_command
 from disttest.cli.words import warn
 from disttest.errors import DisttestError, ExitCode
+from disttest.host.process_limits import check_limits
 from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand
 from disttest.output import drain_streams, outlet, steady_streams
@@ -141,6 +142,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     ours, rest = parted(words)
     ours = _without_plugin_words(ours)
     try:
+        if not shown:
+            check_limits()
         code = command.main(args=ours, obj=rest, prog_name="disttest", standalone_mode=False)
     except DisttestError as error:
         warn(str(error))

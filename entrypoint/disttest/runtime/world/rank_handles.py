@@ -277,7 +277,9 @@ class Supervisor:
 
     def note_end(self, progress: RankProgress) -> None:
         """Record the phase of a rank that disttest is about to end, before the rank continues into its clean-up."""
-        progress.phase = self.handle(progress.rank).phase()
+        handle = self.handle(progress.rank)
+        collects = self._settings.ranks_collect and not handle.ready
+        progress.phase = "collection" if collects else handle.phase()
         progress.killed = True
 
     def _has_died(self, handle: RankProcessHandle) -> bool:

@@ -23,7 +23,8 @@ from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.leftovers.segments import Segments
 from disttest.host.leftovers.strays import name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
-from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
+from disttest.host.process_limits import lack_of_open_files
+from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_COLLECT_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.model import ALONE, TestCase, TestResult, WorldKind, WorldShape
 from disttest.outgoing import outgoing
 from disttest.plugin_manager import plugin_manager
@@ -111,6 +112,9 @@ class WorldSupervisor:
     # --- starting
 
     def _start_ranks(self) -> None:
+        if lack := lack_of_open_files(len(self._own_ranks())):
+            self._reason = lack
+            return
         listener = self._listen()
         if self._kind is WorldKind.RANKS and not self._order.partition:
             self._watches = self._ranks.start_watches(self._shape.size)
@@ -119,11 +123,17 @@ class WorldSupervisor:
             self._ranks.add(self._start_one(rank, listener))
         self._marks.mark("forks of ranks")
         self._store = host_store(listener)
-        deadline = monotonic() + self._order.settings.unless_debugged(WORLD_START_S)
+        deadline = monotonic() + self._order.settings.unless_debugged(self._start_limit_s())
         while not all(handle.ready or handle.gone for handle in self._ranks.handles):
             if monotonic() > deadline or self._reason:
                 break
             self._ranks.wait(TICK_S)
+
+    def _start_limit_s(self) -> float:
+        """How long ranks may take to be ready. Those that collect run code of tests, which has the limit of the first test."""
+        if not self._order.settings.ranks_collect:
+            return WORLD_START_S
+        return min(WORLD_START_S, max(RANKS_COLLECT_S, self._order.tests[0].timeout_s))
 
     def _listen(self) -> socket.socket | None:
         """Open the rendezvous socket on a port of the kernel's choice; None where another node hosts it."""
