@@ -374,6 +374,14 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
             raise session.Interrupted(session.shouldstop)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_sessionfinish")
+def pytest_sessionfinish_begins(session: pytest.Session) -> Iterator[None]:
+    """Note where the process is: a conftest or a plugin may end it from its own hook."""
+    _note(session.config, "running pytest_sessionfinish of a conftest or a plugin")
+    yield
+    _note(session.config, "running pytest_unconfigure of a conftest or a plugin")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Close the journal and collect garbage one last time."""

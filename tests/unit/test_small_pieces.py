@@ -26,6 +26,8 @@ def test_slugs_are_short_safe_and_distinct():
     slugs = [slug_of(nodeid) for nodeid in ids]
 
     assert len(set(slugs)) == len(ids)
+    assert slugs[0].startswith("a.py-t-x-y-")
+    assert slug_of("some/folder/a.py::t[x/y]").startswith("a.py-t-x-y-")
     assert all(len(slug) <= 91 and slug.isascii() and not set(slug) & set('/\\:*?"<>| ') for slug in slugs)
 
 

@@ -36,6 +36,7 @@ from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.conclusion import Facts, conclude
 from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.fold import RunResult
+from disttest.results.journal import FILE_NAME, record_end
 from disttest.results.repeat import variables_of_classes
 from disttest.results.retention import remove_old
 from disttest.runtime.controller.run_devices import Devices
@@ -233,8 +234,23 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     else:
         directory.put_back_earlier()
     _drain(result, options, started_s, signals)
-    late = cancelled_late()
-    return code if late is None else conclude(Facts(signal=late)).exit_code
+    return end_late(code, cancelled_late(), directory.path / FILE_NAME, at_s=result.ended_at_s)
+
+
+def end_late(code: int, signum: int | None, journal: Path, *, at_s: float) -> int:
+    """The exit code of a command that a signal may have reached after its run; the journal has the same.
+
+    Args:
+        code: the exit code without the signal. If an earlier signal decided it, it stays: the reports name that one.
+        signum: number of the signal; None if there was none.
+        journal: of the run.
+        at_s: when the run ended.
+    """
+    if signum is None or code > 128:
+        return code
+    cancelled = conclude(Facts(signal=signum))
+    record_end(journal, at_s=at_s, exit_code=cancelled.exit_code, reasons=[cancelled.reason])
+    return cancelled.exit_code
 
 
 def _ask_pytest(request: RunRequest, resolved: Targets) -> int:

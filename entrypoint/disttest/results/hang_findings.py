@@ -207,10 +207,22 @@ def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | 
     done = [rank for rank in ranks if _has_finished(rank)]
     rest = f"; {rank_names([rank.rank for rank in done])} had finished" if done else ""
     if any(last_call(rank) for rank in hung):
-        return Finding(f"{_all_calls(hung)}{rest}")
+        return Finding(f"{_all_calls(hung)}{rest}", None if done else _awaited(hung))
     below = "; ".join(islice((words for rank in hung for words in _started_processes(rank)), _MOST_BELOW))
     waits = f"; {below}" if below else ", not waiting for another rank"
     return Finding(f"{_all_whereabouts(hung)}{waits}{rest}", _only(hung))
+
+
+def _awaited(hung: Sequence[RankRecord]) -> int | None:
+    """The only rank outside of a collective in which all others wait at one line.
+
+    The stacks have to do where the recorder's answer is lost: a test may remove the folder in which it is written.
+    """
+    calls = {rank.rank: last_call(rank) for rank in hung}
+    outside = [rank for rank, call in calls.items() if not call]
+    places = {call for call in calls.values() if call}
+    is_collective = not any(call.partition(" ")[0] in _POINT_TO_POINT for call in places)
+    return outside[0] if len(outside) == 1 and len(places) == 1 and is_collective else None
 
 
 def _all_calls(ranks: Sequence[RankRecord]) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
+from disttest.cut_texts import shorten
 from disttest.model import short_place
 from disttest.results.hang_findings import is_library
 
@@ -34,6 +35,7 @@ _LONGEST = 300
 
 def headline(text: str) -> str:
     """The first line of an exception's text, and the next ones where it does not say enough."""
+    text = shorten(text)  # a regular expression takes half a minute for 70 MB
     lines = [line.strip() for line in text.strip().splitlines()]
     if not lines:
         return ""

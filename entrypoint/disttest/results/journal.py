@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
+from disttest.cut_texts import shorten_all
 from disttest.errors import JournalError, UsageError
 from disttest.host.copies import is_copy
 from disttest.host.lines import LONGEST_LINE, Lines
@@ -86,7 +87,10 @@ class Journal:
             self.unwritten.append(event)
             return
         try:
-            _write_line(self._fd, self._encode(event) + b"\n")
+            line = self._encode(event)
+            if len(line) > LONGEST_LINE:  # readers skip such a line
+                line = _encoder.encode(shorten_all(msgspec.json.decode(line)))
+            _write_line(self._fd, line + b"\n")
         except OSError as error:
             self.unwritten.append(event)
             raise JournalError(

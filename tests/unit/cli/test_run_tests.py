@@ -8,8 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from disttest.cli.main import command
+from disttest.cli.run_tests import end_late
 from disttest.errors import UsageError
 from disttest.plugins.masking.masker import Masker
+from disttest.results.journal import read_events
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,20 @@ def test_what_needs_this_machine_does_not_go_to_nodes(
 
     assert isinstance(ended.exception, UsageError)
     assert f"{flags[0]} is for one machine" in str(ended.exception)
+
+
+@pytest.mark.parametrize(
+    ("code", "signum", "expected"),
+    [(0, None, 0), (1, None, 1), (0, 15, 143), (1, 2, 130), (143, 2, 143), (130, 15, 130)],
+)
+def test_the_first_signal_decides_the_exit_code_in_the_journal_too(
+    tmp_path: Path, code: int, signum: int | None, expected: int
+) -> None:
+    journal = tmp_path / "events.jsonl"
+    journal.touch()
+
+    assert expected == end_late(code, signum, journal, at_s=1.0)
+
+    assert ((expected,) if expected != code else ()) == tuple(
+        event.exit_code for event in read_events(journal)
+    )

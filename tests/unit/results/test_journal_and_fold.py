@@ -7,6 +7,7 @@ import shutil
 import msgspec
 import pytest
 
+from disttest.cut_texts import LONGEST_TEXT
 from disttest.errors import JournalError, UsageError
 from disttest.model import (
     SCHEMA_VERSION,
@@ -159,6 +160,24 @@ def test_lone_surrogates_are_no_reason_to_lose_an_event(tmp_path):
 
     assert (r"a: odd: \udcff",) == run.notes
     assert r"\ud800 end" == run.tests[0].final.details
+
+
+def test_an_event_longer_than_a_line_may_be_is_cut_and_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("disttest.results.journal.LONGEST_LINE", 2 * LONGEST_TEXT)
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(START)
+    journal.append(OWED[0])
+    details = "first" + "x" * 3 * LONGEST_TEXT + "last"
+    result = TestResult(nodeid="a", outcome=Outcome.FAILED, details=details)
+    journal.append(TestFinished(at_s=3.0, result=result))
+
+    run = fold(journal.events())
+
+    assert () == run.notes
+    assert Outcome.FAILED is run.tests[0].final.outcome
+    kept = run.tests[0].final.details
+    assert len(kept) < LONGEST_TEXT + 100
+    assert (kept.startswith("first"), kept.endswith("last")) == (True, True)
 
 
 class Disk:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from disttest.clock import monotonic, sleep
+from disttest.cut_texts import shorten
 from disttest.model import Outcome
 from disttest.plugins.launching_classes.raised import tell
 from disttest.results.exit_codes import TEST_ERROR
@@ -19,7 +20,6 @@ from disttest.results.headline import raised_line
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, Raised, RunStop, clean_text
 from disttest.runtime.messages.raised import describe_held_back, describe_raised, stop_of
-from disttest.runtime.rank.bridge import shorten
 from disttest.runtime.rank.rank_test import PostMortem
 from disttest.runtime.rank.waits import awaited_ranks
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from disttest.cut_texts import shorten
 from disttest.model import Outcome, RankEnd, RankRecord
 from disttest.own_frames import HARNESS
 from disttest.results.exit_codes import WOKEN
 from disttest.results.headline import headline
 from disttest.runtime.messages.protocol import clean_text
-from disttest.runtime.rank.bridge import shorten
 
 _HARNESS = re.compile(
     rf"{HARNESS}|/(torch/testing/_internal/common_(distributed|utils|device_type|fsdp)|disttest/testing/\w+(/\w+)*)\.py$"

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from disttest.clock import monotonic
+from disttest.cut_texts import shorten
 from disttest.host.descendants import kill_descendants
 from disttest.host.proc import forked_children
 from disttest.host.process import Child, Exit, end_all, signal_name
@@ -18,7 +19,6 @@ from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, read
 from disttest.results.headline import raised_line
 from disttest.runtime.messages.phases import PhaseBoard, PhaseCell
 from disttest.runtime.messages.protocol import Leave, clean_text
-from disttest.runtime.rank.bridge import shorten
 from disttest.runtime.rank.log_capture import captured_loggers
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.world.attempt import Attempt, RankProgress

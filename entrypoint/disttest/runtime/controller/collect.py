@@ -108,7 +108,9 @@ def _timeout_s(item: pytest.Item, options: RunOptions, world: OwnWorld | None) -
 
 def slug_of(nodeid: str) -> str:
     """Return a folder name for a test: readable, safe on any file system, and unique."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", outgoing.text(nodeid).rpartition("/")[2]).strip("-.")[:80]
+    file, separator, name = outgoing.text(nodeid).partition("::")  # parameters may have slashes, too
+    whole = f"{file.rpartition('/')[2]}{separator}{name}"
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", whole).strip("-.")[:80]
     digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:10]
     return f"{readable}-{digest}"
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from _pytest.junitxml import xml_key
 
+from disttest.cut_texts import shorten
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.results.verdict import NOT_RUN
 from disttest.runtime.controller.pytest_reports import RERUN
@@ -143,8 +144,8 @@ class OrdinaryTests:
             started_at_s=self._began_at_s,
             duration_s=max(0.0, self._recorder.now() - self._began_at_s),
             phase=phase,
-            message=clean_text(raised.message),
-            details=clean_text(raised.details),
+            message=shorten(clean_text(raised.message)),
+            details=shorten(clean_text(raised.details)),
         )
 
     def _not_run(self, nodeid: str) -> TestResult:
@@ -167,8 +168,8 @@ class OrdinaryTests:
             started_at_s=self._began_at_s,
             duration_s=sum(report.duration for report in reports),
             phase=report.when,
-            message="" if outcome is Outcome.PASSED else clean_text(message_of(report)),
-            details=clean_text(longrepr_text(report)) if outcome.is_bad else "",
+            message="" if outcome is Outcome.PASSED else shorten(clean_text(message_of(report))),
+            details=shorten(clean_text(longrepr_text(report))) if outcome.is_bad else "",
         )
 
 

@@ -8,7 +8,7 @@ import secrets
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from disttest.clock import monotonic
+from disttest.cut_texts import shorten
 from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
 from disttest.host.devices import detect_machine
 from disttest.host.leftovers.sweep import Sweep
@@ -166,7 +167,7 @@ class RunSession:
         """Record files that could not be collected; they are results too."""
         self.leave_if_copy()
         if report.failed:
-            self.errors.append((report.nodeid, clean_text(report.longreprtext)))
+            self.errors.append((report.nodeid, shorten(clean_text(report.longreprtext))))
         elif reason := skipped_as_it_left(report):
             self.said.append(f"{report.nodeid} is skipped: it {clean_text(reason)}")
 
@@ -245,6 +246,7 @@ class RunSession:
     def _take(self, items: list[pytest.Item]) -> None:
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
         _check_names(test.nodeid for _, test in self.pairs)
+        _check_paths(self.config.rootpath, self.options.results, tests=[test for _, test in self.pairs])
         if self._broken is not None and any(test.world or needed_gpus(item) for item, test in self.pairs):
             self._end_early(self._broken)
         # Under plain pytest no GPU is leased for tests that need no world.
@@ -469,6 +471,19 @@ def _check_names(nodeids: Iterable[str]) -> None:
             f"disttest: {names[equal[0]]} tests are called {equal[0]} once masked values are hidden: "
             "give their parameters ids of their own (pytest.param(…, id=…))"
         )
+
+
+def _check_paths(*paths: Path | None, tests: Sequence[TestCase]) -> None:
+    """Processes of a run exchange paths as JSON, which has no other bytes than UTF-8."""
+    has_worlds = any(test.world for test in tests)
+    for path in filter(None, (*paths, Path(tempfile.gettempdir())) if has_worlds else ()):
+        try:
+            str(path.absolute()).encode()
+        except UnicodeEncodeError:
+            raise pytest.UsageError(
+                f"disttest: the path {clean_text(str(path.absolute()))} is not UTF-8, and tests with a world need paths "
+                "that are: rename the folder, or choose another with --results or TMPDIR"
+            ) from None
 
 
 RUN = pytest.StashKey[RunSession]()

@@ -13,6 +13,7 @@ from typing import Any, dataclass_transform
 
 import msgspec
 
+from disttest.cut_texts import shorten_all
 from disttest.errors import ProtocolError
 from disttest.model import (
     UNREADABLE,
@@ -349,8 +350,14 @@ def clean_text(text: str) -> str:
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message, length first."""
+    """Encode a message, length first; texts that are too long are cut.
+
+    Raises:
+        ProtocolError: the message is too long with short texts.
+    """
     body = _encoder.encode(message)
+    if len(body) > MAX_MESSAGE:
+        body = _encoder.encode(shorten_all(msgspec.to_builtins(message)))
     if len(body) > MAX_MESSAGE:
         raise ProtocolError(
             f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE}"

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from _pytest.skipping import xfailed_key
 
+from disttest.cut_texts import shorten, shorten_all
 from disttest.host.copies import is_copy
 from disttest.host.process import leave_if_copy
 from disttest.limits import PHASE_TOLD_S
@@ -33,7 +34,6 @@ from disttest.runtime.messages.raised import (
 from disttest.runtime.rank.recording import TestRecorder
 
 OF_REPORTS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
-DETAILS_LIMIT = 256 * 1024
 _REPORT_LIMIT = 4 * 1024 * 1024
 
 
@@ -112,7 +112,7 @@ class Bridge:
             self._failure_of(item, self._phase, error, duration_s=0.0),
             # No xfail mark covers the end of the run.
             outcome=failed_outcome(self._phase, xfail=False),
-            stop=stop and msgspec.structs.replace(stop, reason=clean_text(stop.reason)),
+            stop=stop and msgspec.structs.replace(stop, reason=shorten(clean_text(stop.reason))),
         )
 
     def _begin(self, phase: str, item: pytest.Item) -> None:
@@ -274,18 +274,13 @@ def longrepr_text(report: pytest.TestReport) -> str:
         return text_of(report.longrepr)
 
 
-def shorten(text: str) -> str:
-    """Cut the details of a failure to the length that a report can carry, keeping head and tail."""
-    if len(text) <= DETAILS_LIMIT:
-        return text
-    half = DETAILS_LIMIT // 2
-    mark = f"[disttest: {len(text) - 2 * half} characters cut: a report has room for {DETAILS_LIMIT:,}]"
-    return f"{text[:half]}\n\n{mark}\n\n{text[-half:]}"
-
-
 def _within_limit(text: str, data: dict[str, Any], report: pytest.TestReport) -> str:
-    """Return the report; if it is too long, drop its traceback and keep its outcome."""
+    """Return the report; if it is too long, cut its texts and drop its traceback; its outcome stays."""
     if len(text) <= _REPORT_LIMIT:
         return text
-    essential = {"longrepr": clean_text(message_of(report)), "sections": [], "user_properties": []}
-    return json.dumps({**data, **essential}, default=text_of)
+    place = data["longrepr"] if report.skipped else None
+    message = clean_text(message_of(report))
+    essential = {"longrepr": message, "sections": [], "user_properties": []}
+    if isinstance(place, list | tuple):  # a skip: pytest insists on file, line and reason
+        essential["longrepr"] = [*place[:2], f"Skipped: {message}"]
+    return json.dumps(shorten_all({**data, **essential}), default=text_of)

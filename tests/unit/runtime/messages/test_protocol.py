@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disttest.cut_texts import LONGEST_TEXT
 from disttest.errors import ProtocolError
 from disttest.runtime.messages.protocol import (
     MAX_MESSAGE,
     Cancel,
     Channel,
+    Collected,
     Leave,
     RankReady,
     TestDone,
@@ -112,9 +114,16 @@ def test_the_other_end_may_be_gone(pair):
     assert pair[1].closed_by_peer
 
 
+def test_a_text_over_the_limit_is_cut():
+    body = encode(Cancel(reason="x" * MAX_MESSAGE))
+
+    assert len(body) < MAX_MESSAGE
+    assert b" characters cut: " in body
+
+
 def test_a_message_over_the_limit_is_refused():
     with pytest.raises(ProtocolError, match="over the limit"):
-        encode(Cancel(reason="x" * MAX_MESSAGE))
+        encode(Collected(tests={str(number): "x" * LONGEST_TEXT for number in range(300)}))
 
 
 def test_receive_without_waiting(pair):
