@@ -17,11 +17,8 @@ import click
 import disttest
 from disttest import github
 from disttest.cli.collection import list_command
-from disttest.cli.completion import completion
-from disttest.cli.config import config
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
-from disttest.cli.man import man
 from disttest.cli.report import report
 from disttest.cli.run import run_command
 from disttest.cli.words import warn
@@ -100,9 +97,6 @@ command.add_command(list_command(_leave))
 command.add_command(github_step)
 command.add_command(explain)
 command.add_command(report)
-command.add_command(config)
-command.add_command(completion)
-command.add_command(man)
 plugin_manager().call("disttest_addcommands", group=command)
 
 
@@ -136,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point: what follows ``--`` is pytest's; errors of ours become one line and their exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     asked = _asked(words)
+    shown = asked.shows or words[:1] in ([word] for word in _HELP)
     if not asked.is_channel:
         on_github = environment().get("GITHUB_ACTIONS") == "true" and not asked.relays
         steady_streams(github.harmless if on_github else None)
@@ -161,4 +156,4 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(ExitCode.USAGE)
     except click.Abort:
         _leave(130)
-    _leave(code or ExitCode.PASSED, shown=asked.shows or words[:1] in ([word] for word in _HELP))
+    _leave(code or ExitCode.PASSED, shown=shown)

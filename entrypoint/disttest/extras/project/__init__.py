@@ -1,1 +1,1 @@
-"""``disttest init``: a first test, settings and a workflow for a project."""
+"""``disttest init`` and ``disttest config``: set a project up, and show its settings."""

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest init``."""
+    """``disttest init`` and ``disttest config``."""
+    from disttest.extras.project.config import config
     from disttest.extras.project.init import init
 
+    group.add_command(config)
     group.add_command(init)

@@ -1,0 +1,1 @@
+"""``disttest completion`` and ``disttest man``: completion for shells, and the manual page."""
