@@ -68,7 +68,7 @@ def _table(title: str, options: list[Option]) -> Iterator[str]:
     if title:
         yield f"### {title}\n"
     variables = any(option.has_variable for option in options)
-    yield f"| option |{' variable |' if variables else ''} what it is |"
+    yield f"| option |{' variable |' if variables else ''} meaning |"
     yield f"|---|{'---|' if variables else ''}---|"
     for option in options:
         variable = f" `{option.variable}` |" if option.has_variable else " |" if variables else ""

@@ -23,7 +23,7 @@ RINGS = {
     "plugins": "\n## On by default\n",
     "extras": "\n## When you ask for them\n",
 }
-TABLE = "| name for `-p no:` | what it does | commands | options of `run` |\n|---|---|---|---|"
+TABLE = "| name for `-p no:` | feature | commands | options of `run` |\n|---|---|---|---|"
 
 
 def main() -> int:

@@ -37,9 +37,9 @@ disttest run test_sizes.py --world-sizes 2
 
 ## Marks
 
-A mark stands on a function, a class, a module (`pytestmark`), or a parameter (`pytest.param(…, marks=…)`); the closest counts.
+Put a mark on a function, a class, a module (`pytestmark`), or a parameter (`pytest.param(…, marks=…)`). The closest one counts.
 
-| mark | what it does |
+| mark | effect |
 |---|---|"""
 
 
@@ -53,14 +53,14 @@ def _page() -> Iterator[str]:
     for mark in all_marks():
         name, _, text = mark.partition(": ")
         yield f"| `{name}` | {cell(text)} |"
-    yield "\n## Fixtures\n\n| fixture | what it is |\n|---|---|"
+    yield "\n## Fixtures\n\n| fixture | value |\n|---|---|"
     for each in _module("plugin").functions.values():
         if any("fixture" in str(decorator.value) for decorator in each.decorators):
             yield f"| `{each.name}` | {_doc(each)} |"
     yield "\n## World\n"
     world = _module("testing/world")["World"]
     yield f"`from disttest.testing import World`. {_doc(world)}\n"
-    yield "| attribute | type | what it is |\n|---|---|---|"
+    yield "| attribute | type | meaning |\n|---|---|---|"
     for each in world.attributes.values():
         if each.is_public and each.name != "scratch":
             yield f"| `{each.name}` | `{each.annotation}` | {_doc(each)} |"

@@ -12,21 +12,21 @@ from disttest.results.rulings import RULES, STRICT_XPASS, RankState, Rule, rule_
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
 from disttest.runtime.world.attempt import RankProgress
 
-HEAD = """# What a test comes to
+HEAD = """# Verdicts
 
 Made by `make docs` from the table in the code (`results/rulings.py`); do not edit.
 
-Each rank runs pytest's whole protocol, and comes to one thing. What all ranks came to is looked up in one table, the same
-for ranks of one machine, of several nodes, and of torch's own test classes.
+Each rank runs pytest's whole protocol and has one outcome. One table turns the outcomes of all ranks into the verdict, for
+ranks of one machine, of several nodes, and of torch's own test classes.
 
 - A test passes only if every rank ran it to its end and none failed.
-- Ranks that skip what others run, or expect a failure where others do not, have run different tests. That is a failure of
-  its own kind, with nobody to blame: `ranks disagree: rank 0 skipped, rank 1 passed`.
-- `@pytest.mark.ranks_may_differ` says that this is meant: the ranks that ran the test decide.
-- An attempt that was retried is not undone by one in which a rank skips that had run before, or fails as expected
-  although the test was not marked so: the failure stands.
-- A failing rank ends its peers, and so does one that fails as expected, since they wait for it in vain. Whether a rank
-  that was ended had the xfail mark too is read from memory that it shares with its world.
+- Ranks that skip a test that others run, or expect a failure that others do not, have run different tests. That is a
+  failure without a culprit: `ranks disagree: rank 0 skipped, rank 1 passed`.
+- `@pytest.mark.ranks_may_differ` allows it: the ranks that ran the test decide.
+- A failed attempt stays failed if a rank skips in the retry, or fails as expected there without having been marked so
+  before.
+- A rank that fails, also as expected, ends its peers, since they would wait for it in vain. The world reads from shared
+  memory whether an ended rank had the mark xfail too.
 """
 WITHIN = """## Within one rank
 
@@ -41,7 +41,7 @@ The first row that applies decides.
 |---|---|---|---|---|"""
 PAIRS = """## Two ranks
 
-What two ranks come to together; **disagree** is a failure. In the second table the test is marked `ranks_may_differ`.
+The verdict for each pair of outcomes; **disagree** is a failure. In the second table the test is marked `ranks_may_differ`.
 """
 _WORDS = {
     RankState.FAILED: "failed",

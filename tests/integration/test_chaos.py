@@ -38,7 +38,7 @@ def unfound(ended: Ended, modules: tuple[str, ...]) -> dict[str, str]:
     return {name: why for name, program in programs.items() if (why := program.check_breach(results[name]))}
 
 
-@pytest.mark.parametrize("title", ["A loss that nobody notices", "A contract"])
+@pytest.mark.parametrize("title", ["A loss that goes unnoticed", "The contract"])
 def test_the_examples_say_what_the_page_shows(lab, title):
     check_page("docs/chaos.md", title, lab)
 

@@ -53,7 +53,7 @@ def _quoted(text: str) -> str:
 def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
     """Marker -> the lines between it and its end, in docs/action.md."""
     groups = [
-        (f"**{title}**", "", "| input | what it is | default |", "|---|---|---|", *map(_row, inputs), "")
+        (f"**{title}**", "", "| input | meaning | default |", "|---|---|---|", *map(_row, inputs), "")
         for title, inputs in groups_of_inputs(command).items()
     ]
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in outputs.items()]
@@ -70,7 +70,7 @@ def _row(one: Input) -> str:
 def table_of(name: str, options: Sequence[Option]) -> dict[str, list[str]]:
     """Some options of a command, without variables."""
     rows = [f"| `{one.flag} {_cell(one.form)}` | {_cell(one.description)} |" for one in options]
-    return {name: ["| option | what it is |", "|---|---|", *rows]}
+    return {name: ["| option | meaning |", "|---|---|", *rows]}
 
 
 def versions() -> dict[str, list[str]]:
