@@ -1,8 +1,7 @@
-"""``disttest launch``: starts the image on this host through the Docker SDK, and stays with it to the end.
+"""``disttest launch``: start the image on this host through the Docker SDK, and supervise it to the end.
 
-options → find the engine → reap what died → choose GPUs → LaunchSpec → container → supervise → hand files
-back
+options → find the engine → remove leftovers → choose GPUs → LaunchSpec → container → supervise → hand files back
 
-It imports nothing of ``runtime/`` and needs no torch, so that a runner's host can have it in a small
+The package imports nothing of ``runtime/`` and needs no torch, so that a runner's host can install it in a small
 environment.
 """

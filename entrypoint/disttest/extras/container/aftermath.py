@@ -1,7 +1,7 @@
-"""Reports, outputs and summary of a launch, whatever ended it.
+"""Reports, outputs and summary at the end of a launch, whatever ended it.
 
-The run inside the container writes them itself unless it is killed. Its journal is on this host, so that the launcher
-records the end there, and makes all of them from it.
+The run inside the container writes them itself unless it is killed. Its journal is on this host, so in that case the
+launcher records the end in the journal and makes everything from it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _INSIDE_PUBLISHES_NOTHING = (SIGKILL_CODE, ExitCode.ENGINE, ExitCode.DEADLINE)
 
 
 class Aftermath:
-    """Settles the end of a launch: reports, outputs and summary.
+    """Completes a launch: reports, outputs and summary.
 
     Args:
-        results: the results directory on this host; None: the newest one of the working directory.
-        working_dir: where the run starts.
-        environ: the environment of the command, for GitHub's files.
+        results: results directory on this host; None: the newest one of the working directory.
+        working_dir: folder in which the run starts.
+        environ: environment of the command, with GitHub's files.
         say: prints a line for the user.
     """
 
@@ -47,11 +47,11 @@ class Aftermath:
         self._journal = _stamp(self._folder())
 
     def settle(self, code: int, reason: str = "") -> None:
-        """Have journal, reports, outputs and summary say how the launch ended.
+        """Make journal, reports, outputs and summary agree with the end of the launch.
 
         Args:
-            code: the exit code of the launch.
-            reason: why it ended early; empty if the run inside knows the end best.
+            code: exit code of the launch.
+            reason: reason of an early end; empty if the run's own reason counts.
         """
         folder = self._folder()
         run = self._read(folder)
@@ -72,13 +72,13 @@ class Aftermath:
         return self._results or self._working_dir / find_run((), self._working_dir)[0]
 
     def _read(self, folder: Path) -> RunResult | None:
-        """The run inside, as far as its journal has it; None if it wrote none."""
+        """Read the journal of the run inside; None if it wrote none."""
         if _stamp(folder) in (None, self._journal):
             return None
         return _read(folder, self._say)
 
     def _forget_summary(self) -> None:
-        """Remove what the run inside has put on the page of the workflow's run: it names another end."""
+        """Remove the summary that the run inside wrote for the workflow's page: it reports another end."""
         if file := self._environ.get("GITHUB_STEP_SUMMARY"):
             with contextlib.suppress(OSError):
                 os.truncate(file, self._summarized)
@@ -94,7 +94,7 @@ class Aftermath:
 def rebuild_left_run(results: Path | None, working_dir: Path, say: Callable[[str], None]) -> None:
     """Write the reports of a run whose container was removed because its launcher is gone.
 
-    A run that has ended by itself has its own, and another run that writes there now keeps its directory.
+    A run that ended normally has its own reports. Another run that writes into the directory now keeps it.
     """
     folder = results or working_dir / find_run((), working_dir)[0]
     with contextlib.suppress(DisttestError, OSError), no_run_writes(folder):
@@ -106,7 +106,7 @@ def rebuild_left_run(results: Path | None, working_dir: Path, say: Callable[[str
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:
-    """Identity and time of the journal in a folder; None if there is none."""
+    """Return inode and time of the journal in a folder; None if there is none."""
     try:
         found = (folder / FILE_NAME).stat()
     except OSError:
@@ -123,7 +123,7 @@ def _read(folder: Path, say: Callable[[str], None]) -> RunResult | None:
 
 
 def _rewrite(folder: Path, run: RunResult, code: int, reason: str, say: Callable[[str], None]) -> RunResult:
-    """Record the end in the journal, and write the reports that agree with it."""
+    """Record the end in the journal, and write the reports from it."""
     try:
         with contextlib.closing(Journal(folder / FILE_NAME)) as journal:
             journal.end_line()

@@ -1,4 +1,4 @@
-"""The command ``disttest launch``."""
+"""Command ``disttest launch``."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def launch(
 ) -> None:
     """Start the image on this host, run disttest in it, and return its exit code.
 
-    Options of disttest run that are none of these may stand before its targets, too.
+    Options of disttest run may also be given before its targets.
 
     \b
-    disttest launch ddp                        the released image, with the GPUs that are here
+    disttest launch ddp                        the released image, with the GPUs of this host
     disttest launch --gpus none --image my:1 tests/ --world-sizes 2 -- -k reduce
     """
-    # The Docker SDK takes longer to import than `disttest --help` may take.
+    # Imported late: importing the Docker SDK takes longer than `disttest --help` may take.
     from disttest.extras.container.launch_host import this_host
     from disttest.extras.container.launching import launch as run_launch
     from disttest.extras.container.launching import preview
 
     host = this_host()
-    # Behind the first argument, which may be the name of a command.
+    # After the first argument, which may be the name of a command.
     words = (*arguments[:1], *words_handed_on(context), *arguments[1:])
     inside, environ = take_secrets(words, "run", host.environ)
     host = dataclasses.replace(host, environ=environ)
@@ -78,7 +78,7 @@ def read_options(
     deadline: float,
     **asked: Any,
 ) -> LaunchOptions:
-    """The flags as options; the workspace is GitHub's where we are inside it, else the current folder."""
+    """Convert the flags. The workspace is GITHUB_WORKSPACE if the current folder is inside it, or else that folder."""
     given = Path(host.environ.get("GITHUB_WORKSPACE") or workdir)
     inside = workdir.resolve().is_relative_to(given.resolve())
     return LaunchOptions(
@@ -96,7 +96,7 @@ def read_options(
 
 
 def render_preview(prepared: Prepared) -> str:
-    """The launch as JSON: what was decided, and what the SDK is told."""
+    """Render the launch as JSON: the decisions, and the arguments for the SDK."""
     from disttest.extras.container.container_spec import container_arguments
 
     facts = {

@@ -1,4 +1,4 @@
-"""Which variables of the host a container gets: an allow-list, and never a secret."""
+"""Variables of the host that a container gets: an allow-list without secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from disttest.errors import UsageError
 from disttest.options.registry import IN_CONTAINER, options_of
 
 ENVIRONMENT = "DISTTEST_ENV"
-"""Variables for the container, one ``NAME[=VALUE]`` a line: the input ``env``, which may hold secrets."""
+"""Variables for the container, one ``NAME[=VALUE]`` a line: the input ``env``, which may contain secrets."""
 
 _NAMES = """\
 CI FORCE_COLOR NO_COLOR PYTEST_ADDOPTS TZ
@@ -32,22 +32,22 @@ TORCH_NCCL_PROPAGATE_ERROR TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_TRACE_CPP_STA
 TORCH_NCCL_USE_COMM_NONBLOCKING TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC
 """
 _ALLOWED = frozenset(_NAMES.split())
-"""Names, and no patterns: a prefix would let ``TORCH_AUTH`` or ``DISTTEST_API`` pass."""
+"""Names instead of patterns: a prefix would let ``TORCH_AUTH`` or ``DISTTEST_API`` pass."""
 _OF_NCCL = re.compile(r"NCCL_(?!.*(TOKEN|SECRET|PASSWORD|CREDENTIAL|AUTH|KEY))[A-Z0-9_]+")
-"""The one pattern: NCCL has some 200 variables, more in each version, and no credentials."""
+"""The only pattern: NCCL has some 200 variables, more in each version, and no credentials."""
 FILES = ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")
-"""They name files outside the workspace, which have to be mounted with them."""
+"""Variables that name files outside the workspace, which are mounted with them."""
 
 
 def choose_environment(environ: Mapping[str, str], extra: Iterable[str]) -> dict[str, str]:
-    """Variables for the container.
+    """Choose the variables for the container.
 
     Args:
-        environ: the host's variables.
-        extra: what the user asks for: ``NAME=VALUE``, or ``NAME`` to hand the host's value on.
+        environ: variables of the host.
+        extra: additional ones: ``NAME=VALUE``, or ``NAME`` for the value of the host.
 
     Raises:
-        UsageError: ``extra`` has something that is not a variable.
+        UsageError: an entry of ``extra`` is not a variable.
     """
     chosen = {name: value for name, value in environ.items() if is_allowed(name)}
     for entry in extra:
@@ -62,13 +62,13 @@ def choose_environment(environ: Mapping[str, str], extra: Iterable[str]) -> dict
 
 
 def is_allowed(name: str) -> bool:
-    """Whether the container gets it without being asked for."""
+    """Whether the container gets the variable by default."""
     return name in _ALLOWED or name in _of_options() or _OF_NCCL.fullmatch(name) is not None
 
 
 @cache
 def _of_options() -> frozenset[str]:
-    """The variables of options that the run inside reads."""
+    """Return the variables of options that the run inside reads."""
     return frozenset(
         option.variable
         for command in IN_CONTAINER

@@ -1,4 +1,4 @@
-"""What a launch starts, as frozen data, and what that is in the Docker SDK's words."""
+"""Specification of a container as frozen data, and its translation for the Docker SDK."""
 
 from __future__ import annotations
 
@@ -18,51 +18,50 @@ LARGEST_SHM = 64 * GIB
 
 
 _STEP_ASIDE = {"NVIDIA_VISIBLE_DEVICES": "void"}
-"""The image says ``all``, for hosts whose default runtime is NVIDIA's; this makes that runtime add
-nothing."""
+"""Overrides the image's ``all``, which is meant for hosts with NVIDIA's default runtime: that runtime adds nothing."""
 
 
 class Bind(Frozen):
-    """A folder or file of the host that the container sees under the same path."""
+    """A folder or file of the host, mounted under the same path."""
 
     path: str
     read_only: bool = False
 
 
 class LaunchSpec(Frozen):
-    """A container, before it exists."""
+    """A container before its creation."""
 
     image: str
     arguments: tuple[str, ...]
-    """What follows ``disttest``."""
+    """Arguments of ``disttest``."""
     working_dir: str
     binds: tuple[Bind, ...] = ()
     environment: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     labels: dict[str, str] = {}  # noqa: RUF012
     gpus: GpuGrant = GpuGrant()
     user: str = ""
-    """``uid:gid``; empty: the image's own."""
+    """``uid:gid``; empty for the image's user."""
     shm_bytes: int = SMALLEST_SHM
     time_limit_s: float = CONTAINER_LIMIT_S
-    """The container ends by itself after that, whether or not anyone still watches."""
+    """Time after which the container ends on its own, even without a launcher."""
     network: str = ""
-    """Empty: the engine's default."""
+    """Empty for the engine's default."""
     read_only: bool = False
     raise_limits: bool = True
-    """Set ulimits; a rootless engine may not."""
+    """Whether to set ulimits, which a rootless engine may not."""
     memory_bytes: int = 0
-    """0: no limit of its own."""
+    """0 for no limit."""
     pids: int = 0
-    """Processes and threads; 0: no limit."""
+    """Limit of processes and threads; 0 for no limit."""
 
 
 def choose_shm(memory_bytes: int) -> int:
-    """Half of the memory, from 1 to 64 GiB: it is a bound of a tmpfs and takes nothing until it is used."""
+    """Return half of the memory, from 1 to 64 GiB. A tmpfs occupies nothing until it is used."""
     return min(max(memory_bytes // 2, SMALLEST_SHM), LARGEST_SHM)
 
 
 def container_arguments(spec: LaunchSpec) -> dict[str, Any]:
-    """Arguments of ``containers.create``. Raises nothing: a spec is valid once it exists."""
+    """Make the arguments of ``containers.create``."""
     arguments: dict[str, Any] = {
         "image": spec.image,
         "entrypoint": _dead_mans_timer(spec.time_limit_s),
@@ -85,9 +84,10 @@ def container_arguments(spec: LaunchSpec) -> dict[str, Any]:
 
 
 def _dead_mans_timer(limit_s: float) -> list[str]:
-    """Coreutils' ``timeout``, which outlives a client that was killed.
+    """Make the entrypoint: coreutils' ``timeout``, which survives a killed client.
 
-    With ``--foreground`` it forwards signals to disttest alone, and not to the whole group a second time.
+    With ``--foreground`` it forwards signals only to disttest, not to the whole group a second time. Its exit code 124
+    is also disttest's code for a deadline. https://www.gnu.org/software/coreutils/timeout
     """
     limits = ("--signal=TERM", f"--kill-after={CONTAINER_TERM_S}", f"{math.ceil(limit_s)}")
     return ["timeout", "--foreground", *limits, "disttest"]
@@ -101,9 +101,10 @@ def _limits(spec: LaunchSpec) -> dict[str, Any]:
             Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES),
         ]
     if spec.memory_bytes:
-        # The same for memory and swap together: the engine would add as much swap as memory.
+        # memswap_limit counts memory and swap together; without it the engine adds as much swap as memory:
+        # https://docs.docker.com/engine/containers/resource_constraints/
         limits |= {"mem_limit": spec.memory_bytes, "memswap_limit": spec.memory_bytes}
-    # An engine has a limit of its own (Podman 2,048), unless it is told another one.
+    # Without a value the engine's own limit applies (Podman: 2,048).
     limits["pids_limit"] = spec.pids or -1
     return limits
 
@@ -117,7 +118,7 @@ def _sandbox(spec: LaunchSpec) -> dict[str, Any]:
     if spec.network:
         sandbox["network_mode"] = spec.network
     if spec.read_only:
-        # Docker mounts a tmpfs noexec unless told otherwise, and compiled kernels are loaded from /tmp.
+        # Docker mounts a tmpfs noexec by default, but torch loads compiled kernels from /tmp.
         sandbox |= {"read_only": True, "tmpfs": {"/tmp": "exec,mode=1777"}}  # noqa: S108 - inside the container
     if spec.gpus.way is not Way.PODMAN:
         sandbox["log_config"] = LogConfig(type="json-file", config={"max-size": "50m", "max-file": "2"})

@@ -1,4 +1,4 @@
-"""The image with what the tests import besides: one more layer, made once for each image and requirements file."""
+"""Image with additional requirements of the tests: one more layer for each image and requirements file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from disttest.extras.container.limits import REQUIREMENTS_S
 
 NAME = "disttest-requirements"
 SHOWN_LINES = 12
-"""Of what pip said: a conflict is told at its end."""
+"""Last lines of pip's output to show; a conflict is reported at the end."""
 RECIPE = """\
 FROM {image}
 COPY requirements.txt /tmp/
@@ -31,17 +31,17 @@ RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --root-use
 def with_requirements(
     client: docker.DockerClient, image: str, requirements: Path, say: Callable[[str], None]
 ) -> str:
-    """The name of an image that has them, too.
+    """Return the name of an image that includes the requirements; build it if necessary.
 
     Args:
         client: the engine, which has the image.
-        image: its name.
-        requirements: a file for pip that needs no other file; its hashes are checked where it has some.
-        say: takes lines of progress.
+        image: name of the image.
+        requirements: requirements file for pip that includes no other file; its hashes are checked if it has any.
+        say: prints lines of progress.
 
     Raises:
-        UsageError: the file cannot be read, or pip refuses it.
-        EngineError: the engine did.
+        UsageError: the file cannot be read, or pip rejects it.
+        EngineError: the engine fails.
     """
     text = _read(requirements)
     with engine_errors(f"looking for image {image}"):

@@ -1,4 +1,4 @@
-"""Where a container engine may be listening, in the order in which the places are tried."""
+"""Addresses at which a container engine may listen, in the order of attempts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from disttest.model import Frozen
 
 
 class Endpoint(Frozen):
-    """A place to try."""
+    """An address to try."""
 
     origin: str
-    """Who named it."""
+    """Source of the address."""
     host: str
     chosen: bool = False
-    """Somebody chose it: no other place is tried if it does not answer."""
+    """Whether the user chose it; then no other one is tried."""
 
 
 def endpoints(*, chosen: str, environ: Mapping[str, str], uid: int, home: str) -> tuple[Endpoint, ...]:
-    """Places to try; only one where somebody chose it.
+    """Return the addresses to try; only one if the user chose it.
 
     Raises:
-        EngineError: a Docker context was chosen that is not there or cannot be read.
+        EngineError: the chosen Docker context is missing or unreadable.
     """
     if chosen:
         return (Endpoint(origin="--engine", host=chosen, chosen=True),)
@@ -48,7 +48,7 @@ def endpoints(*, chosen: str, environ: Mapping[str, str], uid: int, home: str) -
 
 
 def connection_arguments(endpoint: Endpoint, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of ``DockerClient``, TLS included."""
+    """Return the arguments of ``DockerClient``, including TLS."""
     if endpoint.origin == "docker context":
         tls = _context(environ).TLSConfig
         return {"base_url": endpoint.host} | ({} if tls is None else {"tls": tls})
@@ -58,12 +58,12 @@ def connection_arguments(endpoint: Endpoint, environ: Mapping[str, str]) -> dict
 
 
 def _context(environ: Mapping[str, str]) -> Any:
-    """The Docker context in use: that of the variable, else the one that ``docker context use`` chose."""
+    """Return the Docker context in use: that of the variable, otherwise that of ``docker context use``."""
     name = environ.get("DOCKER_CONTEXT") or get_current_context_name()
-    # Not `ContextAPI.kwargs_from_context`, which docker 7.1 lacks, and which answers nothing for a name that is not there.
+    # Not `ContextAPI.kwargs_from_context`: docker 7.1 lacks it, and it returns nothing for a missing name.
     try:
         context = ContextAPI.get_context(name)
-    except Exception as error:  # the SDK raises a bare one, too
+    except Exception as error:  # the SDK raises bare exceptions, too
         raise EngineError(
             f"the Docker context {name!r} cannot be read: {error!r}; make it anew, or choose another one"
             " in DOCKER_CONTEXT [context-broken]"
@@ -78,7 +78,7 @@ def _context(environ: Mapping[str, str]) -> Any:
 
 
 def _context_host(environ: Mapping[str, str]) -> str:
-    """The current context's address, unless it is the built-in one."""
+    """Return the address of the current context, unless it is the built-in one."""
     host = _context(environ).Host or ""
     return (
         "" if host in ("", "unix:///var/run/docker.sock", "http+unix:///var/run/docker.sock") else str(host)

@@ -1,4 +1,4 @@
-"""The container engine: found, asked, and given images. Its errors become ours here, and nowhere else."""
+"""The container engine: find it, query it, pull images. The only module that translates the SDK's errors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from disttest.model import Frozen
 
 PULL_ATTEMPTS = 4
 FINAL = ("image-name", "image-missing", "image-denied", "disk-full")
-"""Refusals that another attempt does not change."""
+"""Refusals that a retry does not change."""
 
 
 class EngineFacts(Frozen):
-    """What an engine says about itself."""
+    """Properties that an engine reports about itself."""
 
     name: str
     version: str
     rootless: bool = False
     memory_bytes: int = 0
     local: bool = True
-    """It listens on a socket of this host."""
+    """Whether it listens on a socket of this host."""
     gpus: EngineGpus = EngineGpus()
     limits_memory: bool = True
     limits_pids: bool = True
@@ -40,10 +40,10 @@ class EngineFacts(Frozen):
 
 @contextlib.contextmanager
 def engine_errors(doing: str) -> Iterator[None]:
-    """Turn what the SDK raises into an error with advice.
+    """Turn errors of the SDK into disttest's errors with advice.
 
     Raises:
-        UsageError: the engine refused what was asked, as any other engine would.
+        UsageError: the engine refused the request, as any other engine would.
         EngineError: the SDK raised for another reason.
     """
     try:
@@ -60,7 +60,7 @@ def find_engine(*, chosen: str, environ: Mapping[str, str], uid: int, home: str)
     """Connect to the first engine that answers.
 
     Raises:
-        EngineError: none does; the message lists what was tried.
+        EngineError: no engine answers; the message lists the attempts.
     """
     tried = []
     for endpoint in endpoints(chosen=chosen, environ=environ, uid=uid, home=home):
@@ -87,7 +87,7 @@ def _connect(endpoint: Endpoint, environ: Mapping[str, str]) -> docker.DockerCli
 
 
 def ask_engine(client: docker.DockerClient) -> EngineFacts:
-    """What it says about itself.
+    """Query the engine's properties.
 
     Raises:
         EngineError: it does not answer.
@@ -97,7 +97,7 @@ def ask_engine(client: docker.DockerClient) -> EngineFacts:
 
 
 def read_facts(info: Mapping[str, Any], version: Mapping[str, Any], *, base_url: str) -> EngineFacts:
-    """The facts in the engine's own answers."""
+    """Read the properties from the engine's answers."""
     components = " ".join(str(part.get("Name", "")) for part in version.get("Components") or ())
     podman = "podman" in components.lower()
     devices = tuple(str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
@@ -118,23 +118,23 @@ def read_facts(info: Mapping[str, Any], version: Mapping[str, Any], *, base_url:
 
 
 def _is_rootless(info: Mapping[str, Any]) -> bool:
-    """Docker says so among its security options; Podman in a field of its own, and until 4.4 there only."""
+    """Whether the engine is rootless: a security option in Docker, a field of its own in Podman until 4.4."""
     return bool(info.get("Rootless")) or any(
         "rootless" in str(one) for one in info.get("SecurityOptions") or ()
     )
 
 
 def ensure_image(client: docker.DockerClient, image: str, *, policy: str, say: Callable[[str], None]) -> None:
-    """See to it that the engine has the image.
+    """Make sure that the engine has the image.
 
     Args:
         client: the engine.
-        image: its name, with a tag or digest.
-        policy: ``missing``, ``always`` or ``never`` pull it.
-        say: takes lines of progress.
+        image: name of the image, with a tag or digest.
+        policy: when to pull: ``missing``, ``always`` or ``never``.
+        say: prints lines of progress.
 
     Raises:
-        UsageError: no registry has it, or it is not here and must not be pulled.
+        UsageError: no registry has the image, or it is missing and must not be pulled.
         EngineError: it cannot be pulled.
     """
     if policy != "always":
@@ -163,7 +163,7 @@ def _pull_with_retries(client: docker.DockerClient, image: str, say: Callable[[s
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether another attempt may succeed."""
+    """Whether a retry may succeed."""
     known = ENGINE_ADVICE.find(str(error))
     if known is not None and known.slug in FINAL:
         return False
@@ -171,10 +171,10 @@ def is_passing(error: BaseException) -> bool:
 
 
 def pull(client: docker.DockerClient, image: str, say: Callable[[str], None]) -> None:
-    """Pull once, with a line whenever another tenth of the known layers is there.
+    """Pull once, and print a line for each further tenth of the known layers.
 
     Raises:
-        docker.errors.APIError: as the SDK, and for errors that the engine reports in mid-stream.
+        docker.errors.APIError: as from the SDK, and for errors that the engine reports within the stream.
     """
     name, tag = split_tag(image)
     layers: dict[str, bool] = {}
@@ -194,7 +194,7 @@ def pull(client: docker.DockerClient, image: str, say: Callable[[str], None]) ->
 
 
 def split_tag(image: str) -> tuple[str, str]:
-    """Name and tag or digest; ``latest`` where there is neither: never all tags of a repository."""
+    """Split off the tag or digest; ``latest`` if there is none, never all tags of a repository."""
     if "@" in image:
         name, _, digest = image.partition("@")
         return name, digest

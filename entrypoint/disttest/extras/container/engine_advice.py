@@ -1,4 +1,4 @@
-"""What a container engine says when it refuses, and what to do about it: one line of advice for each."""
+"""Refusals of container engines, each with a line of advice."""
 
 from __future__ import annotations
 
@@ -89,17 +89,17 @@ ENGINE_ADVICE = AdviceTable(
 MISTAKES = frozenset(
     ("image-name", "image-missing", "image-entrypoint", "network-missing", "memory-limit-small")
 )
-"""Refusals of what the user asked for: no other machine accepts it either."""
+"""Refusals of the user's request, which no other machine would accept."""
 
 
 def is_mistake(message: str) -> bool:
-    """Whether the engine refused because of what was asked."""
+    """Whether the engine refused because of the request."""
     advice = ENGINE_ADVICE.find(message)
     return advice is not None and advice.slug in MISTAKES
 
 
 def explain(message: str) -> str:
-    """The message on one line, with a line of advice below where there is some, also for what a broken machine says."""
+    """Put the message on one line, with a line of advice below it if there is any, also for errors of the machine."""
     said = " ".join(message.split())
     advice = ENGINE_ADVICE.find(message) or MACHINE_ADVICE.find(message)
     return f"{said}\n{advice.action} [{advice.slug}]" if advice else said

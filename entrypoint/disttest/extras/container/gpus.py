@@ -1,7 +1,7 @@
-"""Which GPUs a container gets, and by which way: pure decisions over what host and engine say.
+"""Choose the GPUs of a container and the way to hand them out. Pure functions.
 
-An explicit choice wins over the share that a runner pool has given (``NVIDIA_VISIBLE_DEVICES``), and that
-over all. A share is never widened: what is chosen beyond it is refused.
+An explicit choice takes precedence over the runner's share (``NVIDIA_VISIBLE_DEVICES``), and the share over all GPUs. A
+choice beyond the share is refused.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from disttest.model import Frozen
 
 AUTO, ALL, NONE = "auto", "all", "none"
 EMPTY_SHARES = ("", "void", NONE)
-"""Values of NVIDIA_VISIBLE_DEVICES that name no GPU; ``void`` is what CDI leaves inside containers."""
+"""Values of NVIDIA_VISIBLE_DEVICES that name no GPU; CDI leaves ``void`` inside containers."""
 CDI_KIND = "nvidia.com/gpu"
 
 
 class Way(StrEnum):
-    """How an engine hands out GPUs."""
+    """Way in which an engine hands out GPUs."""
 
     NONE = "none"
     CDI = "cdi"
@@ -36,22 +36,22 @@ class HostGpu(Frozen):
 
 
 class GpuGrant(Frozen):
-    """What a container gets."""
+    """GPUs granted to a container."""
 
     way: Way = Way.NONE
     devices: tuple[str, ...] = ()
     """UUIDs or indices; ``("all",)`` for all."""
     warning: str = ""
-    """Why it got none although none was not asked for."""
+    """Reason why it got none although GPUs were wanted."""
 
 
 class EngineGpus(Frozen):
-    """What an engine says about GPUs."""
+    """GPU support of an engine."""
 
     cdi: tuple[str, ...] = ()
     """CDI devices that it has discovered, such as ``nvidia.com/gpu=0``."""
     runtime: bool = False
-    """It has the runtime ``nvidia``."""
+    """Whether it has the runtime ``nvidia``."""
     podman: bool = False
 
 
@@ -62,18 +62,18 @@ def choose_gpus(
     host: tuple[HostGpu, ...] | None,
     engine: EngineGpus,
 ) -> GpuGrant:
-    """Choose.
+    """Choose the GPUs of a container.
 
     Args:
-        asked: ``auto``, ``all``, ``none``, a count, or indices and UUIDs with commas between; a single index
-            is written ``device=3``, as for Docker.
-        share: the runner's NVIDIA_VISIBLE_DEVICES; None where it is not set.
-        host: this host's GPUs; None where they cannot be asked (an engine elsewhere).
-        engine: what the engine can do.
+        asked: ``auto``, ``all``, ``none``, a count, or indices and UUIDs separated by commas; a single index is written
+            ``device=3``, as in Docker.
+        share: the runner's NVIDIA_VISIBLE_DEVICES; None if it is not set.
+        host: GPUs of this host; None if the engine is on another one.
+        engine: GPU support of the engine.
 
     Raises:
-        NotEnoughDevices: GPUs were asked for by count or as ``all``, and are not there.
-        UsageError: ``asked`` makes no sense, or goes beyond the share.
+        NotEnoughDevices: GPUs are required by count or as ``all``, and are missing.
+        UsageError: ``asked`` is invalid, or exceeds the share.
     """
     asked = asked.strip().lower() if asked.strip().lower() in (AUTO, ALL, NONE) else asked.strip()
     if asked == NONE:
@@ -90,7 +90,7 @@ def choose_gpus(
 
 
 def _allowed(share: str | None, host: tuple[HostGpu, ...] | None) -> tuple[str, ...] | None:
-    """UUIDs (or names) that may be used; None: whatever the engine has."""
+    """Return the UUIDs (or names) that may be used; None for all that the engine has."""
     known = None if host is None else tuple(gpu.uuid for gpu in host)
     if share is None or share == ALL:
         return known
@@ -100,7 +100,7 @@ def _allowed(share: str | None, host: tuple[HostGpu, ...] | None) -> tuple[str, 
 
 
 def _uuid_of(name: str, host: tuple[HostGpu, ...] | None) -> str:
-    """The UUID of an index, where the host is known; UUIDs may be shortened, as CUDA allows."""
+    """Return the UUID of an index if the host is known; UUIDs may be shortened, as in CUDA."""
     for gpu in host or ():
         if name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name)):
             return gpu.uuid

@@ -1,4 +1,4 @@
-"""The hooks of ``disttest launch``."""
+"""Hooks of ``disttest launch``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """Those of the command."""
+    """Options of the command."""
     return OPTIONS
 
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest launch``."""
+    """Add ``disttest launch``."""
     from disttest.extras.container.command import launch
 
     group.add_command(launch)

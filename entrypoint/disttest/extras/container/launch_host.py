@@ -1,4 +1,4 @@
-"""The host that a launch happens on, as an argument: tests can have another one."""
+"""The host of a launch, passed as an argument so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from disttest.results.journal import run_clock
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The host, as far as a launch needs it."""
+    """The properties of the host that a launch needs."""
 
     environ: Mapping[str, str]
     uid: int
     home: str
     version: str
-    """Of disttest, which is the tag of the released image."""
+    """Version of disttest, which is the tag of the released image."""
     find_gpus: Callable[[], tuple[HostGpu, ...]]
     now: Callable[[], float]
-    """Seconds since the epoch, never going back."""
+    """Seconds since the epoch; never decreases."""
 
 
 def this_host() -> Host:
-    """The host that we are on."""
+    """Return the present host."""
     return Host(
         environ=environment(),
         uid=os.getuid(),
@@ -41,7 +41,7 @@ def this_host() -> Host:
 
 
 def usable(gpu: Gpu) -> tuple[HostGpu, ...]:
-    """What can be handed to a container: the GPU, its slices in MIG mode, nothing if it is broken."""
+    """Return the devices for a container: the GPU, its slices in MIG mode, none if it is broken."""
     if gpu.fault:
         return ()
     if gpu.mig_enabled:

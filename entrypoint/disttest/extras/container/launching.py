@@ -1,4 +1,4 @@
-"""One launch from beginning to end: the only place where all parts meet."""
+"""A launch from beginning to end, which combines all parts."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from disttest.model import Frozen
 from disttest.results.conclusion import Facts, conclude
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
-"""Exit codes of ``timeout``, as of a shell."""
+"""Exit codes of ``timeout`` and of shells."""
 LIMITS_REFUSED = "[ulimit-refused]"
 Say = Callable[[str], None]
 
 
 class LaunchEnd(Frozen):
-    """How a launch ended."""
+    """End of a launch."""
 
     code: int
     reason: str = ""
-    """Why it ended early; empty if the run inside knows it best."""
+    """Reason of an early end; empty if the run's own reason counts."""
 
 
 def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
-    """Start the image, stay with it, and return the exit code of the run inside.
+    """Start the image, supervise it, and return the exit code of the run inside.
 
-    Whatever ends the launch, the outputs of the step are published.
+    The outputs of the step are published whatever ends the launch.
 
     Raises:
-        DisttestError: the launch itself failed; EngineError where the engine refused.
+        DisttestError: the launch itself failed; EngineError if the engine refused.
     """
     from disttest.extras.container.aftermath import Aftermath
 
@@ -69,7 +69,7 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
             end = LaunchEnd(code=error.exit_code, reason=str(error).splitlines()[0])
             raise
         finally:
-            switch.ignore()  # reports and outputs are owed, and take less time than a runner gives
+            switch.ignore()  # writing reports takes less time than a runner gives
             aftermath.settle(end.code, end.reason)
     return end.code
 
@@ -92,10 +92,10 @@ def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) 
 
 
 def preview(options: LaunchOptions, host: Host) -> Prepared:
-    """What :func:`launch` would start, with nothing started, pulled or removed.
+    """Return what :func:`launch` would start. Nothing is started, pulled or removed.
 
     Raises:
-        DisttestError: as :func:`launch`.
+        DisttestError: as for :func:`launch`.
     """
     with _engine(options, host) as client:
         return _prepare(options, host, client, this_process())
@@ -128,7 +128,7 @@ def _with_requirements(client: docker.DockerClient, prepared: Prepared, file: Pa
 
 
 def _host_gpus(options: LaunchOptions, facts: EngineFacts, host: Host) -> tuple[HostGpu, ...] | None:
-    """None where this host is not the engine's; nothing is asked where no GPU is wanted."""
+    """Find the host's GPUs; None if the engine is on another host, empty without a query if no GPU is wanted."""
     if not facts.local:
         return None
     return () if options.gpus == NONE else host.find_gpus()
@@ -168,7 +168,7 @@ def _run(
 def _run_container(
     client: docker.DockerClient, prepared: Prepared, switch: SignalSwitch, say: Say
 ) -> ContainerOutcome:
-    """Create, follow, remove; files change hands on every way out."""
+    """Create, supervise and remove the container. Files change owners on every way out."""
     with engine_errors(f"creating a container of {prepared.spec.image}"):
         container = client.containers.create(**container_arguments(prepared.spec))
     try:
@@ -177,7 +177,7 @@ def _run_container(
             outcome = structs.replace(outcome, out_of_memory=True)
         return outcome
     finally:
-        # A signal must not stop the cleaning up: it is bounded, and the runner's KILL comes anyway.
+        # Signals must not interrupt the clean-up. It has a time limit, and the runner's SIGKILL comes anyway.
         switch.ignore()
         _remove(container)
         if prepared.hand_back is not None:
@@ -186,7 +186,7 @@ def _run_container(
 
 
 def end_of(outcome: ContainerOutcome, spec: LaunchSpec) -> LaunchEnd:
-    """The end of the launch; the run inside knows it best unless it was killed or ran into the time limit."""
+    """Derive the end of the launch. The run's own code counts unless it was killed or exceeded the time limit."""
     if outcome.killed and outcome.signum:
         code, reason = conclude(Facts(signal=outcome.signum))
         return LaunchEnd(
@@ -205,7 +205,7 @@ def end_of(outcome: ContainerOutcome, spec: LaunchSpec) -> LaunchEnd:
 
 
 def write_through(out: bytes | None, err: bytes | None) -> None:
-    """Hand the container's output on as it comes."""
+    """Pass the container's output on as it arrives."""
     for stream, data in ((sys.stdout, out), (sys.stderr, err)):
         if data:
             stream.buffer.write(data)
@@ -232,7 +232,7 @@ def _hand_back_quietly(client: docker.DockerClient, image: str, task: HandBack, 
 
 
 def _reap(client: docker.DockerClient, me: ProcessIdentity, host: Host, say: Say) -> None:
-    """Remove what dead launches left behind; that another launch did so meanwhile is no error."""
+    """Remove leftovers of dead launches. It is not an error if another launch does so at the same time."""
     with engine_errors("looking for leftovers"):
         ours = client.api.containers(all=True, filters={"label": f"{MARK}=1"})
     labels = {container["Id"]: container.get("Labels") or {} for container in ours}
@@ -256,6 +256,6 @@ def _reap(client: docker.DockerClient, me: ProcessIdentity, host: Host, say: Say
 def _rebuild(labels: Mapping[str, str], say: Say) -> None:
     from disttest.extras.container.aftermath import rebuild_left_run
 
-    if WORKING_DIR in labels:  # else an older version has started it
+    if WORKING_DIR in labels:  # missing in containers of older versions
         results = Path(labels[RESULTS]) if RESULTS in labels else None
         rebuild_left_run(results, Path(labels[WORKING_DIR]), say)

@@ -1,8 +1,8 @@
-"""Labels on our containers, and which of them were left behind by a launch that is dead.
+"""Labels of disttest's containers, by which those of dead launches are recognised.
 
-A killed client leaves its container running (moby#20171). Several runners may share an engine, so that a
-container is only taken for a leftover when its launcher is provably gone, its runner has moved on, or its
-own time is over.
+A killed client leaves its container running (https://github.com/moby/moby/issues/20171). Several runners may share an
+engine, so a container counts as a leftover only if its launcher is provably gone, its runner has moved on to another
+job, or its time limit has passed. Anything else could kill the tests of another runner.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from disttest.model import Frozen
 PREFIX = "io.disttest."
 MARK = PREFIX + "launch"
 RESULTS, WORKING_DIR = f"{PREFIX}results", f"{PREFIX}workdir"
-"""Labels: the results directory that was chosen, and the folder that has the usual one."""
+"""Labels: the chosen results directory, and the folder that contains the default one."""
 
 
 class RunnerJob(Frozen):
-    """The job of a workflow, as far as it is known."""
+    """A job of a workflow, as far as it is known."""
 
     runner: str = ""
     run: str = ""
@@ -29,7 +29,7 @@ class RunnerJob(Frozen):
 
 
 def job_of(environ: Mapping[str, str]) -> RunnerJob:
-    """The job that GitHub's variables name."""
+    """Read the job from GitHub's variables."""
     return RunnerJob(
         runner=environ.get("RUNNER_NAME", ""),
         run=environ.get("GITHUB_RUN_ID", ""),
@@ -39,7 +39,7 @@ def job_of(environ: Mapping[str, str]) -> RunnerJob:
 
 
 def make_labels(client: ProcessIdentity, job: RunnerJob, *, expires_at_s: float) -> dict[str, str]:
-    """Labels of a container; ``expires_at_s`` in seconds since the epoch."""
+    """Make the labels of a container; ``expires_at_s`` is in seconds since the epoch."""
     facts = {
         "launch": "1",
         "boot": client.boot,
@@ -63,20 +63,20 @@ def why_leftover(
     now_s: float,
     is_alive: Callable[[int, int], bool],
 ) -> str:
-    """Why this container is a leftover; empty if it may still belong to someone.
+    """Explain why a container is a leftover; empty if it may still be in use.
 
     Args:
-        labels: the container's.
-        client: the process that asks.
-        job: the job that asks.
+        labels: labels of the container.
+        client: the present process.
+        job: the present job.
         now_s: seconds since the epoch.
-        is_alive: whether the process of this pid and start time runs in our PID namespace.
+        is_alive: whether the process with this pid and start time runs in the present PID namespace.
     """
     if labels.get(MARK) != "1":
         return ""
     theirs = {name.removeprefix(PREFIX): value for name, value in labels.items()}
     here = (theirs.get("boot"), theirs.get("namespace")) == (client.boot, client.namespace)
-    if here and "ticks" in theirs:  # else an older version has started it
+    if here and "ticks" in theirs:  # missing in containers of older versions
         pid, started = int(_number(theirs.get("pid"))), int(_number(theirs["ticks"]))
         return "" if is_alive(pid, started) else f"its launcher, process {pid}, is gone"
     if job.runner and theirs.get("runner") == job.runner and _job(theirs) != job:
@@ -104,7 +104,7 @@ def leftovers(
     job: RunnerJob,
     now_s: float,
 ) -> Iterator[tuple[str, str]]:
-    """Ids of the leftovers among containers (id, labels), with the reason for each."""
+    """Yield the ids of leftovers among containers (id, labels), with the reason for each."""
     for container_id, labels in containers:
         reason = why_leftover(labels, client=client, job=job, now_s=now_s, is_alive=is_running)
         if reason:

@@ -1,4 +1,4 @@
-"""The options of ``disttest launch``."""
+"""Options of ``disttest launch``."""
 
 from __future__ import annotations
 

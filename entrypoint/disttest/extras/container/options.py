@@ -1,4 +1,4 @@
-"""What a launch can be asked to do. Light: the command's help needs it."""
+"""Options of a launch as data. A light module, since the command's help imports it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ DEFAULT_TARGET = {True: "cuda", False: "cpu"}
 
 
 class LaunchOptions(Frozen):
-    """What a launch was asked to do."""
+    """Options of a launch."""
 
     arguments: tuple[str, ...]
     image: str = ""
-    """Empty: the released image of this version."""
+    """Empty for the released image of this version."""
     target: str = AUTO
     gpus: str = AUTO
     pull: str = "missing"
     requirements: Path | None = None
-    """What the tests import besides; goes into a layer of its own."""
+    """Additional requirements of the tests, installed in a layer on the image."""
     engine: str = ""
     user: str = AUTO
     workspace: Path = Path()
@@ -30,14 +30,14 @@ class LaunchOptions(Frozen):
     cache: Path | None = None
     lease_dir: Path | None = None
     mounts: tuple[str, ...] = ()
-    """More paths, read-only with ``:ro`` behind them."""
+    """Additional paths; ``:ro`` at the end makes them read-only."""
     environment: tuple[str, ...] = ()
     network: str = ""
     read_only: bool = False
     memory_bytes: int = 0
-    """0: no limit."""
+    """0 for no limit."""
     pids_limit: int | None = None
-    """0: no limit; None: the usual one, if the engine can limit processes."""
+    """0 for no limit; None for the default, if the engine can limit processes."""
     shm_bytes: int = 0
     time_limit_s: float = 0.0
     deadline_s: float = 0.0

@@ -1,6 +1,6 @@
-"""Whose files a container writes: the workspace's owner's, also where it had to run as root.
+"""Owner of the files that a container writes: that of the workspace, even if the container has to run as root.
 
-Root-owned files in a workspace break the next checkout of a runner (actions/runner#434).
+Root-owned files in a workspace break the next checkout of a runner (https://github.com/actions/runner/issues/434).
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class Owner(Frozen):
 
 
 class HandBack(Frozen):
-    """Files that may have to change hands after a container: what is younger than ``since`` below
-    ``workspace``."""
+    """Files that may have to change owners after a container: those below ``workspace`` newer than ``since``."""
 
     workspace: str
     owner: str
@@ -42,12 +41,12 @@ class HandBack(Frozen):
     """Seconds since the epoch."""
 
     def labels(self) -> dict[str, str]:
-        """On the container, so that the next launch can do it after a crash."""
+        """Return the labels by which the next launch can do this after a crash."""
         return {WORKSPACE: self.workspace, OWNER: self.owner, SINCE: f"{self.since:.3f}"}
 
 
 def hand_back_of(labels: Mapping[str, str]) -> HandBack | None:
-    """What a container's labels ask for; None: nothing."""
+    """Read the task from a container's labels; None if there is none."""
     try:
         owner, since = labels[OWNER], float(labels[SINCE])
         workspace = labels[WORKSPACE]
@@ -59,15 +58,15 @@ def hand_back_of(labels: Mapping[str, str]) -> HandBack | None:
 
 
 def owner_of(path: Path) -> Owner:
-    """Who owns it."""
+    """Return the owner of a path."""
     status = path.stat()
     return Owner(uid=status.st_uid, gid=status.st_gid)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it; each belongs to the owner of the one that it is in.
+    """Make a folder and its parents; each belongs to the owner of the folder above it.
 
-    A launcher that is root would otherwise make results that the container's user cannot write.
+    Otherwise a launcher that runs as root would make results that the container's user cannot write.
 
     Raises:
         UsageError: it cannot be made.
@@ -82,10 +81,10 @@ def make_folder(path: Path) -> None:
 
 
 def make_lease_folder(path: Path) -> None:
-    """Make a folder for leases, which all users may write to, if it is not there.
+    """Make a folder for leases, writable by all users, if it does not exist.
 
     Raises:
-        UsageError: it cannot be made, or what is there is none for leases.
+        UsageError: it cannot be made, or the existing one is not for leases.
     """
     make_folder(path.parent)
     is_new = not path.exists()
@@ -95,14 +94,14 @@ def make_lease_folder(path: Path) -> None:
 
 
 def give_to_owner_above(path: Path) -> None:
-    """Give what root has made to the owner of the folder that it is in."""
+    """Give a path that root made to the owner of the folder above it."""
     above, own = owner_of(path.parent), owner_of(path)
     if above != own and own.uid == 0:
         os.chown(path, above.uid, above.gid)
 
 
 def choose_user(asked: str, *, owner: Owner, facts: EngineFacts) -> str:
-    """The container's user: ``uid:gid``, or empty for the image's own.
+    """Choose the container's user: ``uid:gid``, or empty for the image's user.
 
     Raises:
         UsageError: ``asked`` is not ``auto``, ``image``, a uid or ``uid:gid``.
@@ -113,19 +112,19 @@ def choose_user(asked: str, *, owner: Owner, facts: EngineFacts) -> str:
         if not re.fullmatch(r"\d+(:\d+)?", asked):
             raise UsageError(f"--user {asked!r} is not auto, image, a user's number, or UID:GID")
         return asked
-    # Root in a rootless engine is the user that runs the engine.
+    # Root in a rootless engine is the user of the engine.
     return "0:0" if facts.rootless else str(owner)
 
 
 def needs_hand_back(user: str, *, owner: Owner, facts: EngineFacts) -> bool:
-    """Whether the container could write files of another owner than the workspace's."""
+    """Whether the container may write files of another owner than that of the workspace."""
     return not facts.rootless and user.split(":")[0] != str(owner.uid)
 
 
 def hand_back(client: docker.DockerClient, image: str, task: HandBack) -> None:
-    """Give files that are younger than the container, and not their owner's, to the owner.
+    """Give files newer than the container that belong to other users to the owner.
 
-    Done by a container, since the caller need not be root; it never follows a link.
+    A container does this, since the caller need not be root. It never follows a link.
 
     Raises:
         EngineError: the engine refused.

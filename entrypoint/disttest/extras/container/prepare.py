@@ -1,4 +1,4 @@
-"""From what was asked, and what host and engine are, to the LaunchSpec. Pure but for looking at paths."""
+"""Derive the LaunchSpec from the options, the host and the engine. Pure except for looking at paths."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ FORBIDDEN = (
     "/sys",
     "/usr",
 )
-"""A mount there would hide the image's own files."""
+"""Paths at which a mount would hide the image's own files."""
 
 
 class Prepared(Frozen):
-    """A launch that is ready to go."""
+    """A launch that is ready to start."""
 
     spec: LaunchSpec
     hand_back: HandBack | None
-    """None: the container can only write the owner's files."""
+    """None if the container can only write the owner's files."""
 
 
 def choose_image(options: LaunchOptions, *, version: str, with_gpus: bool) -> str:
-    """The image's name: as asked, or the released one of this version and target."""
+    """Return the image's name: the chosen one, or the released one of this version and target."""
     if options.image:
         return options.image
     target = DEFAULT_TARGET[with_gpus] if options.target == AUTO else options.target
@@ -60,12 +60,12 @@ def prepare(
     now_s: float,
     version: str,
 ) -> Prepared:
-    """Decide everything.
+    """Make all decisions of a launch.
 
     Raises:
-        UsageError: a path or a choice makes no sense.
-        NotEnoughDevices: GPUs were required and are missing.
-        EngineError: the engine cannot limit what was asked.
+        UsageError: a path or a choice is invalid.
+        NotEnoughDevices: GPUs are required and missing.
+        EngineError: the engine cannot set a requested limit.
     """
     if options.memory_bytes and not facts.limits_memory:
         raise EngineError(
@@ -114,7 +114,7 @@ def _pids(options: LaunchOptions, facts: EngineFacts) -> int:
 
 
 def _takes_turns(options: LaunchOptions) -> bool:
-    """Whether the run itself takes that many GPUs, free and healthy ones, among all that runs on this host share."""
+    """Whether the run itself leases that many free and healthy GPUs, which all runs on this host share."""
     return options.lease_dir is not None and options.gpus.strip().isdigit()
 
 
@@ -153,6 +153,7 @@ def _binds(
         if mode not in ("", "ro", "rw"):
             raise UsageError(f"--mount {entry!r} is not PATH or PATH:ro")
         _add(paths, _folder(Path(path), "--mount"), read_only=mode == "ro")
+    # The workspace has the same path inside, so that paths in reports are valid outside.
     for folder in (workspace, working_dir, options.results, options.cache, options.lease_dir):
         if folder is not None:
             _add(paths, folder.resolve())
@@ -166,14 +167,14 @@ def _binds(
 
 
 def _add(paths: dict[str, Bind], path: Path, *, read_only: bool = False) -> None:
-    """Add a mount, unless a writable one above it has it already."""
+    """Add a mount, unless a writable one above it includes it."""
     if any(not bind.read_only and path.is_relative_to(bind.path) for bind in paths.values()):
         return
     paths[str(path)] = Bind(path=str(path), read_only=read_only)
 
 
 def _run_environment(options: LaunchOptions) -> dict[str, str]:
-    """What the run inside is told; flags among its own arguments win."""
+    """Return the variables for the run inside; its own flags take precedence."""
     told = {}
     if options.results is not None:
         told["DISTTEST_RESULTS"] = str(options.results.resolve())

@@ -1,8 +1,8 @@
-"""Stays with a running container: streams what it says, forwards signals, and ends it in time.
+"""Supervision of a running container: stream its output, forward signals, and end it in time.
 
-GitHub cancels with SIGINT, SIGTERM 7.5 s later and SIGKILL after 2.5 s more, to this one process. The
-container gets the signal at once and has six seconds to write its reports; then it is killed, so that
-removing it and handing files back still fits.
+GitHub cancels with SIGINT, SIGTERM 7.5 s later and SIGKILL another 2.5 s later, sent to this process only:
+https://docs.github.com/en/actions/reference/workflow-cancellation-reference. The container gets the signal immediately
+and has six seconds to write its reports. Then it is killed, which leaves time to remove it and to hand files back.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from disttest.extras.container.switch import SignalSwitch
 from disttest.model import Frozen
 
 SIGKILL_CODE = 137
-"""Exit code of a container whose program was killed."""
+"""Exit code of a container whose process was killed."""
 
 Write = Callable[[bytes | None, bytes | None], None]
-"""Takes what came on standard output and on standard error."""
+"""Function that takes data of standard output and of standard error."""
 
 
 class Container(Protocol):
@@ -42,7 +42,7 @@ class Container(Protocol):
 
 
 class Signalled(Frozen):
-    """We got a signal."""
+    """A signal was received."""
 
     signum: int
 
@@ -54,21 +54,21 @@ class Exited(Frozen):
 
 
 class Lost(Frozen):
-    """The engine went away."""
+    """The connection to the engine was lost."""
 
     error: str
 
 
 class ContainerOutcome(Frozen):
-    """What came of a container."""
+    """Outcome of a container."""
 
     code: int
     signum: int = 0
-    """The signal that we got first; 0: none."""
+    """First signal that was received; 0 if none was."""
     killed: bool = False
-    """It did not end in time after that."""
+    """Whether it did not end in time after that."""
     out_of_memory: bool = False
-    """The kernel killed it."""
+    """Whether the kernel killed it for lack of memory."""
     lasted_s: float = 0.0
 
 
@@ -83,7 +83,7 @@ def supervise(
     """Start the container and return when it has ended.
 
     Raises:
-        EngineError: it could not be started, or the engine went away.
+        EngineError: it could not be started, or the connection to the engine was lost.
     """
     mailbox: queue.SimpleQueue[Signalled | Exited | Lost] = queue.SimpleQueue()
     with engine_errors("attaching to the container"):
@@ -110,7 +110,7 @@ def _in_background(work: Callable[[], None]) -> threading.Thread:
 
 
 def _pump(output: Any, write: Write) -> None:
-    # A reader who went away must not end the run: its reports are still owed.
+    # The end of the reader must not end the run: its reports are still owed.
     with contextlib.suppress(DockerException, requests.RequestException, OSError, ValueError):
         for out, err in output:
             write(out, err)
@@ -118,7 +118,7 @@ def _pump(output: Any, write: Write) -> None:
 
 def _await(container: Container, mailbox: queue.SimpleQueue[Signalled | Exited | Lost]) -> None:
     try:
-        # docker-py takes None as "its own default" nowhere but here, where it means "as long as it takes".
+        # Only here docker-py treats a timeout of None as no limit, and not as its default.
         mailbox.put(Exited(code=int(container.wait(timeout=None)["StatusCode"])))
     except (DockerException, requests.RequestException, OSError) as error:
         mailbox.put(Lost(error=f"{type(error).__name__}: {error}"))
@@ -154,6 +154,6 @@ def _follow(
 
 
 def _send(container: Container, signum: int | str) -> None:
-    # 409: it has ended meanwhile, and the waiter is about to say so.
+    # Status 409: the container has just ended, and the waiter will report that.
     with contextlib.suppress(APIError, requests.RequestException):
         container.kill(signal=signum)

@@ -11,7 +11,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Interrupted(BaseException):
-    """A signal came while nothing ran yet that it could be forwarded to."""
+    """A signal came before there was a container to forward it to."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -19,21 +19,21 @@ class Interrupted(BaseException):
 
 
 class SignalSwitch:
-    """Where signals go at present."""
+    """Selects the receiver of signals."""
 
     def __init__(self) -> None:
         self._deliver: Callable[[int], None] | None = None
 
     def deliver_to(self, deliver: Callable[[int], None] | None) -> None:
-        """From now on hand signals over, or raise Interrupted again (None)."""
+        """Hand further signals to a function; raise Interrupted again for None."""
         self._deliver = deliver
 
     def ignore(self) -> None:
-        """From now on drop signals."""
+        """Ignore further signals."""
         self._deliver = lambda _signum: None
 
     def handle(self, signum: int, _frame: FrameType | None) -> None:
-        """The handler itself."""
+        """Handle a signal."""
         if self._deliver is None:
             raise Interrupted(signum)
         self._deliver(signum)
@@ -41,7 +41,7 @@ class SignalSwitch:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[SignalSwitch]:
-    """Catch them all within; the handlers of before are back afterwards."""
+    """Catch signals within the context; restore the previous handlers afterwards."""
     switch = SignalSwitch()
     before = {signum: signal.signal(signum, switch.handle) for signum in FORWARDED}
     try:

@@ -1,8 +1,9 @@
-"""The pods of one job: asked for together, looked at together, given back together.
+"""The pods of one job: created together, polled together, released together.
 
-Kubernetes places each pod by itself. Two jobs of two pods could so hold one node each and wait for the other for ever:
-of one client only one job over several nodes is being placed at a time, and what holds some of its nodes for too long
-gives them back and asks again later.
+Kubernetes places each pod separately. Two jobs of two pods each could hold one node each and wait for the other
+forever. Therefore only one of a client's jobs over several nodes is placed at a time, and a job that holds only some of
+its nodes for too long releases them and asks again later. A queue that admits whole gangs (Kueue) does this better,
+where there is one: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from disttest.extras.kubernetes.pods import JOB, Manifest, owner_manifest, pod_m
 from disttest.limits import TICK_S
 
 _PATIENT_AFTER = 20
-"""Looks at pods that do not run yet; from then on they are looked at ever less often."""
+"""Polls of pods that do not run yet, after which the interval grows."""
 
 
 class Turn:
-    """Whose pods are being placed, of the jobs over several nodes."""
+    """The turn of placing pods, among the jobs over several nodes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holder = ""
 
     def take(self, job: JobSpec) -> bool:
-        """Whether it is this job's turn now."""
+        """Take the turn for a job. Return whether it may be placed now."""
         with self._lock:
             if job.shape.nodes > 1 and self._holder in ("", job.name):
                 self._holder = job.name
             return job.shape.nodes == 1 or self._holder == job.name
 
     def give(self, job: JobSpec) -> None:
-        """Its pods are placed, or gone."""
+        """Release the turn: the pods of the job are placed or gone."""
         with self._lock:
             if self._holder == job.name:
                 self._holder = ""
@@ -81,13 +82,13 @@ class PodGang:
         self._sleep = sleep
         self._jitter = jitter
         self.pods: dict[int, Pod] = {}
-        """As they were last seen, by the number of the node."""
+        """Number of the node -> its pod at the last poll."""
         self.gone: set[int] = set()
-        """Nodes whose pod is not there any more."""
+        """Nodes whose pod no longer exists."""
         self.refused: JobOutcome | None = None
-        """Why there will be no pods."""
+        """Reason why there will be no pods."""
         self.waits = ""
-        """Why they do not run yet."""
+        """Reason why the pods do not run yet."""
         self.owner_uid = ""
         self._names: Sequence[str] = ()
         self._tries = 0
@@ -97,7 +98,7 @@ class PodGang:
         self._partly_s: float | None = None
 
     def step(self) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
         if self.refused is not None or self._clock() < self._next_s:
             return
         if self._names:
@@ -107,15 +108,15 @@ class PodGang:
 
     @property
     def has_asked(self) -> bool:
-        """Whether its pods are asked for, and not given back."""
+        """Whether the pods have been created and not released."""
         return bool(self._names)
 
     def running(self) -> list[int]:
-        """Nodes whose container runs."""
+        """Return the nodes whose container runs."""
         return [node for node, pod in self.pods.items() if pod.state_of(words.CONTAINER).running]
 
     def over(self) -> list[int]:
-        """Nodes whose pod has ended, or is gone."""
+        """Return the nodes whose pod has ended or is gone."""
         ended = [node for node, pod in self.pods.items() if pod.status.phase in ("Failed", "Succeeded")]
         return sorted({*ended, *self.gone})
 
@@ -149,19 +150,19 @@ class PodGang:
         self._release(KUBERNETES_RETRY_S)
 
     def _release(self, pause_s: float) -> None:
-        """Give back what it holds; others may need it to be done."""
+        """Release the pods: other jobs may need their nodes to finish."""
         self._kubectl.delete(f"--selector={JOB}={self._job.name}", kinds="pods")
         self._turn.give(self._job)
         self.pods.clear()
         self.gone.clear()
         self._names, self._partly_s = (), None
-        # Clients that wait for each other must not ask again in the same moment.
+        # The jitter keeps clients that wait for each other from asking again at the same moment.
         self._next_s = self._clock() + pause_s * (0.5 + self._jitter())
 
     # --- looking
 
     def look(self, *, fresh: bool = False) -> bool:
-        """See what became of them; whether anybody has answered."""
+        """Poll the pods. Return whether the API server answered."""
         now_s = self._clock()
         interval_s = self._interval_s()
         self._looks += 1
@@ -202,11 +203,12 @@ class PodGang:
     # --- the end
 
     def end(self, *, told: bool) -> JobOutcome:
-        """How its pods ended.
+        """Return how the pods ended.
 
         Args:
-            told: the agents were told to end: nobody waits for their pods, or asks about nodes of those that run on. Else
-                the kubelets have the time to say so, and a pod that runs on then has lost its connection.
+            told: whether the agents were asked to end. Then the pods are not waited for, and nodes of running pods are
+                not queried. Otherwise the kubelets get time to report, and a pod that still runs has lost its
+                connection.
         """
         deadline = self._clock() + (0.0 if told else KUBERNETES_FINAL_S)
         while not (answered := self.look(fresh=True)) or len(self.over()) < len(self._names):
@@ -230,6 +232,6 @@ class PodGang:
         return self._kubectl.node(pod.spec.node_name)
 
     def remove(self) -> bool:
-        """Have everything of the job go; whether the API server has heard."""
+        """Delete all objects of the job. Return whether the API server confirmed it."""
         self._turn.give(self._job)
         return not self.owner_uid or self._kubectl.delete(f"--selector={JOB}={self._job.name}")

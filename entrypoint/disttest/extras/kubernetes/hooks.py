@@ -1,4 +1,4 @@
-"""The hooks of Kubernetes."""
+"""Hooks of Kubernetes."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from disttest.hookspecs import hookimpl
 
 @hookimpl
 def disttest_schedulers() -> Mapping[str, str]:
-    """``--launcher kubernetes``."""
+    """Add ``--launcher kubernetes``."""
     return {"kubernetes": "disttest.extras.kubernetes.scheduler"}

@@ -1,4 +1,4 @@
-"""Kubernetes by its own command: short calls, and one question for all pods of a client. Every call is an argument list."""
+"""Kubernetes through kubectl: short calls, and one query for all pods of a client. Each call is a list of arguments."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from disttest.extras.kubernetes.objects import ClusterEvent, ListOf, Node, Pod
 from disttest.extras.kubernetes.pods import CLIENT, JOB
 from disttest.model import UNREADABLE
 
+# kubectl knows all logins of a kubeconfig, merges templates as the cluster does, and matches the cluster's version.
+# The
+# Python client would be a large dependency for six verbs, and each of its streams needs a thread.
+
 _T = TypeVar("_T")
 
 
 class KubectlRefusal(SchedulerError):
-    """It did not do what it was asked; the complaint is in Kubernetes' own words."""
+    """kubectl refused a call; ``complaint`` has Kubernetes' own words."""
 
     def __init__(self, complaint: str, argv: tuple[str, ...]) -> None:
         super().__init__(f"Kubernetes says: {complaint} (kubectl {shlex.join(argv)})")
@@ -32,7 +36,7 @@ class KubectlRefusal(SchedulerError):
 
 
 class Kubectl:
-    """Knows the context, the namespace and the environment."""
+    """kubectl with a context, a namespace and an environment."""
 
     def __init__(self, environ: Mapping[str, str], options: LauncherOptions) -> None:
         context, _, namespace = options.partition.rpartition("/")
@@ -45,15 +49,15 @@ class Kubectl:
         )
 
     def command(self, *words: str) -> list[str]:
-        """The command line of a call without a limit."""
+        """Return the command line of a call without a time limit."""
         return [*self._base, *words]
 
     def say(self, *words: str, text: str = "") -> str:
-        """Call it, with a text as its input; what it answers.
+        """Call kubectl with a text as its input, and return its output.
 
         Raises:
-            KubectlRefusal: it did not do it, or did not answer in time.
-            SchedulerError: there is no kubectl.
+            KubectlRefusal: it failed, or did not answer in time.
+            SchedulerError: kubectl is not installed.
         """
         try:
             argv = self.command(f"--request-timeout={KUBERNETES_ANSWER_S:g}s", *words)
@@ -71,24 +75,24 @@ class Kubectl:
         return said.stdout
 
     def read(self, kind: type[_T], *words: str) -> _T | None:
-        """An object, or a list of them; None if it is not there, or nobody answers."""
+        """Read an object or a list; None if it does not exist or there is no answer."""
         try:
             return msgspec.json.decode(self.say("get", *words, "--output=json"), type=kind)
         except (KubectlRefusal, *UNREADABLE):
             return None
 
     def node(self, name: str) -> Node | None:
-        """A node, if its name is known and we may look."""
+        """Read a node, if its name is known and access is allowed."""
         return self.read(Node, f"node/{name}") if name else None
 
     def events(self, pod: Pod) -> tuple[ClusterEvent, ...]:
-        """What was noted about a pod; nothing if we may not look."""
+        """Read the events of a pod; empty if access is denied."""
         about = f"--field-selector=involvedObject.kind=Pod,involvedObject.name={pod.metadata.name}"
         found = self.read(ListOf[ClusterEvent], "events", about)
         return found.items if found is not None else ()
 
     def delete(self, *which: str, kinds: str = "configmaps,pods") -> bool:
-        """Have owners and pods go, without waiting for it; whether the API server has heard."""
+        """Delete owners and pods without waiting. Return whether the API server confirmed it."""
         try:
             self.say("delete", kinds, *which, "--wait=false", "--ignore-not-found")
         except KubectlRefusal as refusal:
@@ -97,7 +101,7 @@ class Kubectl:
 
 
 class PodBoard:
-    """The pods of a client, shared by the threads of all its jobs: however many look, one question is asked."""
+    """Pods of a client, shared by the threads of all its jobs: many polls are answered by one query."""
 
     def __init__(self, kubectl: Kubectl, client: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._kubectl = kubectl
@@ -108,7 +112,7 @@ class PodBoard:
         self._pods: tuple[Pod, ...] | None = None
 
     def pods(self, job: str, *, since_s: float) -> dict[str, Pod] | None:
-        """A job's pods by name, as they were then or later; None if nobody answers."""
+        """Return a job's pods by name, in their state at that time or later; None if there is no answer."""
         with self._lock:
             if self._asked_s < since_s:
                 asked_s = self._clock()
@@ -121,7 +125,7 @@ class PodBoard:
 
 
 def clean(stderr: str) -> str:
-    """Complaints without kubectl's own log, each once."""
+    """Remove kubectl's own log lines and repetitions from its complaints."""
     lines = [line.strip() for line in stderr.splitlines()]
     kept = [line for line in lines if line and not re.match(r"[EWI]\d{4} ", line)]
     return "; ".join(dict.fromkeys(kept))

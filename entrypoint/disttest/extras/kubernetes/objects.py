@@ -1,4 +1,4 @@
-"""What is read of Kubernetes' objects: a few fields of pods, nodes and events, whatever else a version puts beside them."""
+"""Kubernetes objects: the few fields of pods, nodes and events that are read. Other fields are ignored."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from disttest.model import Frozen
 
 
 class _Object(Frozen, rename="camel"):
-    """Fields as in the API, in its own spelling."""
+    """Base class of objects, with the field names of the API."""
 
 
 class Metadata(_Object):
-    """Of any object."""
+    """Metadata of an object."""
 
     name: str = ""
     uid: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     deletion_timestamp: str = ""
-    """When it was asked to go; empty while nobody has."""
+    """Time of the deletion request; empty if there is none."""
 
 
 class Condition(_Object):
-    """One of the things that a pod or a node is, or is not."""
+    """A condition of a pod or node."""
 
     type: str
     status: str = ""
@@ -45,7 +45,7 @@ class TerminatedContainer(_Object):
     exit_code: int = 0
     reason: str = ""
     message: str = ""
-    """What it wrote to its termination log; the end of its output if it failed without a word."""
+    """Termination log; the end of the output if the container failed without one."""
 
 
 class RunningContainer(_Object):
@@ -53,7 +53,7 @@ class RunningContainer(_Object):
 
 
 class ContainerState(_Object):
-    """One of three."""
+    """State of a container; one of the three fields is set."""
 
     waiting: WaitingContainer | None = None
     running: RunningContainer | None = None
@@ -61,14 +61,14 @@ class ContainerState(_Object):
 
 
 class ContainerStatus(_Object):
-    """A container of a pod."""
+    """Status of a container of a pod."""
 
     name: str
     state: ContainerState = ContainerState()
 
 
 class PodStatus(_Object):
-    """What became of a pod so far."""
+    """Status of a pod."""
 
     phase: str = ""
     reason: str = ""
@@ -78,7 +78,7 @@ class PodStatus(_Object):
 
 
 class PodSpec(_Object):
-    """What was asked for."""
+    """Specification of a pod."""
 
     node_name: str = ""
 
@@ -91,18 +91,18 @@ class Pod(_Object):
     status: PodStatus = PodStatus()
 
     def is_true(self, condition: str) -> Condition | None:
-        """A condition, if it holds."""
+        """Return a condition if it holds."""
         return next((c for c in self.status.conditions if c.type == condition and c.status == "True"), None)
 
     def state_of(self, container: str) -> ContainerState:
-        """What a container does; of one that is not known yet, nothing."""
+        """Return the state of a container; an empty state if it is not known yet."""
         return next(
             (c.state for c in self.status.container_statuses if c.name == container), ContainerState()
         )
 
 
 class Taint(_Object):
-    """What keeps pods off a node."""
+    """A taint, which keeps pods off a node."""
 
     key: str
     value: str = ""
@@ -110,7 +110,7 @@ class Taint(_Object):
 
 
 class Toleration(_Object):
-    """What lets a pod on a node all the same."""
+    """A toleration, which permits a pod on a tainted node."""
 
     key: str = ""
     operator: str = "Equal"
@@ -119,14 +119,14 @@ class Toleration(_Object):
 
 
 class NodeSpec(_Object):
-    """Whether it takes pods."""
+    """Specification of a node: whether it takes pods."""
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
 
 
 class NodeStatus(_Object):
-    """What it has, and how it is."""
+    """Status of a node."""
 
     allocatable: dict[str, str] = msgspec.field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
@@ -141,33 +141,33 @@ class Node(_Object):
 
     @property
     def ready(self) -> Condition:
-        """Whether its kubelet says that it is well."""
+        """The condition Ready, which the kubelet reports."""
         unknown = Condition(type="Ready", status="Unknown", reason="NeverSeen")
         return next((c for c in self.status.conditions if c.type == "Ready"), unknown)
 
 
 class ClusterEvent(_Object):
-    """What some part of the cluster noted about an object."""
+    """An event of an object."""
 
     reason: str = ""
     message: str = ""
 
 
 class WantedSpec(_Object):
-    """Where the pods of a template may go."""
+    """Constraints on the nodes for pods of a template."""
 
     node_selector: dict[str, str] = msgspec.field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
 
 
 class WantedPod(_Object):
-    """A pod that is to be made, as far as it decides where it may go."""
+    """The part of a planned pod that decides its node."""
 
     spec: WantedSpec = WantedSpec()
 
 
 class Owned(_Object):
-    """An object of which only the name matters."""
+    """An object of which only the metadata matters."""
 
     metadata: Metadata
 
@@ -176,6 +176,6 @@ _T = TypeVar("_T")
 
 
 class ListOf(_Object, Generic[_T]):
-    """What ``kubectl get`` answers."""
+    """List that ``kubectl get`` returns."""
 
     items: tuple[_T, ...] = ()

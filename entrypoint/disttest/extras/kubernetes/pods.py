@@ -1,7 +1,7 @@
-"""The pods of a job, as Kubernetes is asked for them, and the object that owns them. Pure.
+"""Manifests of a job's pods and of the object that owns them. Pure functions.
 
-A user's template is merged below what is ours by ``kubectl patch --local``, in Kubernetes' own way: containers, volumes and
-variables by name, and nothing has to read YAML here.
+``kubectl patch --local`` merges disttest's fields over the user's template by Kubernetes' own rules: containers,
+volumes and variables by name. This module therefore reads no YAML.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from disttest.extras.kubernetes.words import CONTAINER, amount_of
 GPU_RESOURCE = "nvidia.com/gpu"
 MANAGED_BY = {"app.kubernetes.io/managed-by": "disttest"}
 JOB, CLIENT, NODE = "disttest-job", "disttest-client", "disttest-node"
-"""Labels: the job's name, the client's, and the number of the node in its job."""
+"""Labels: name of the job, name of the client, and number of the node in its job."""
 
 Manifest = dict[str, Any]
 
@@ -30,8 +30,11 @@ _AGENT = ("disttest", "node-agent")
 _SHM = "disttest-shm"
 
 
+# One ConfigMap for each job, not for the run: the end of a run cannot forget one, and a later client finds the jobs
+# of
+# dead clients by name.
 def owner_manifest(job: JobSpec, client: str) -> Manifest:
-    """The object whose deletion ends the job, whoever deletes it."""
+    """Make the owner, whose deletion by any client ends the job."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -40,12 +43,15 @@ def owner_manifest(job: JobSpec, client: str) -> Manifest:
 
 
 def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
-    """What is the same in all pods of a job, and stronger than a template."""
+    """Make the fields that all pods of a job share, and that override a template."""
     shape = job.shape
     container: Manifest = {
         "name": CONTAINER,
         "command": list(options.command or _AGENT),
-        # The agent is the container's main process: when its stream breaks, its input ends, and so does the pod.
+        # The agent is the main process of the container, and is reached by attach. When its stream breaks, its input
+        # ends, and so
+        # does the pod. With exec a process would outlive the client, and the client would need the right to run
+        # anything in pods.
         "stdin": True,
         "stdinOnce": True,
         "terminationMessagePath": _LAST_WORD,
@@ -65,7 +71,9 @@ def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
         resource = options.gpu_resource or GPU_RESOURCE
         container["resources"] = {"limits": {resource: str(shape.gpus_per_node)}}
     else:
-        # NVIDIA's runtime else shows all GPUs of the node to an image that says so, granted or not.
+        # Otherwise NVIDIA's runtime shows all GPUs of the node to an image with this variable, whether granted or
+        # not:
+        # https://github.com/NVIDIA/k8s-device-plugin/issues/61
         container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
     labels, annotations = _queue(job, options)
     return {
@@ -84,7 +92,7 @@ def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
 
 
 def _queue(job: JobSpec, options: LauncherOptions) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations by which Kueue admits the pods of a job together."""
+    """Make the labels and annotations by which Kueue admits the pods of a job together."""
     if not options.account:
         return {}, {}
     labels = {"kueue.x-k8s.io/queue-name": options.account}
@@ -95,10 +103,10 @@ def _queue(job: JobSpec, options: LauncherOptions) -> tuple[dict[str, str], dict
 
 
 def complete_pod(merged: Manifest, job: JobSpec) -> Manifest:
-    """The merged pod, with what is ours unless the template says otherwise.
+    """Complete the merged pod with defaults that a template may override.
 
     Raises:
-        SchedulerError: nobody names an image.
+        SchedulerError: no image is given.
     """
     pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(merged)}
     spec = pod["spec"]
@@ -121,7 +129,7 @@ def complete_pod(merged: Manifest, job: JobSpec) -> Manifest:
 
 
 def pod_manifests(pod: Manifest, names: Sequence[str], owner: str, owner_uid: str) -> Manifest:
-    """A list of pods, one for each node, owned by one object."""
+    """Make a list of pods, one for each node, with one owner."""
     owned = {"apiVersion": "v1", "kind": "ConfigMap", "name": owner, "uid": owner_uid}
     return {
         "apiVersion": "v1",
@@ -141,10 +149,10 @@ def _pod_of_node(pod: Manifest, node: int, name: str, owner: Mapping[str, str]) 
 
 
 def capacity_of(nodes: Sequence[Node], wanted: WantedPod, resource: str, scheduler: str) -> Capacity:
-    """The nodes that such pods may go to and that have most GPUs.
+    """Return the capacity of the nodes that such pods may use and that have the most GPUs.
 
     Raises:
-        SchedulerError: there is none.
+        SchedulerError: there is no such node.
     """
     usable = [node for node in nodes if _takes(node, wanted)]
     if not usable:

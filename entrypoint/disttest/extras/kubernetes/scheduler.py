@@ -1,7 +1,8 @@
-"""Kubernetes as a launcher: a pod for each node of a job, and ``kubectl attach`` to each, whose two pipes are srun's.
+"""Kubernetes as a launcher: a pod for each node of a job, and ``kubectl attach`` to each, with pipes like srun's.
 
-The agent is the main process of its pod: it ends when its stream does, so that a client that is killed leaves no GPU held.
-Nothing is taken from ``kubectl logs``, which stops at a rotation, and a phase or an exit code decides nothing.
+The agent is the main process of its pod and ends with its stream, so a killed client leaves no GPU in use. A broken
+stream is not resumed: an agent could not distinguish that from the end of its client. Nothing is read from ``kubectl
+logs``, which stops when a log rotates, and no verdict depends on a pod's phase or exit code.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ _COMPLAINTS_KEPT = 20
 
 
 def make_launcher(environ: Mapping[str, str], options: LauncherOptions) -> KubernetesLauncher:
-    """The door to a namespace of a cluster."""
+    """Make the launcher for a namespace of a cluster."""
     return KubernetesLauncher(environ, options)
 
 
 class KubernetesRun:
-    """A job whose pods were asked for."""
+    """A job whose pods have been requested."""
 
     def __init__(self, job: JobSpec, gang: PodGang, kubectl: Kubectl, variables: Mapping[str, str]) -> None:
         self._job = job
@@ -69,23 +70,23 @@ class KubernetesRun:
         self._first = encode_order(SetVariables(variables=dict(variables)))
         self._streams = PipedProcesses()
         self._attached: dict[int, int] = {}
-        """Node -> the number of its stream."""
+        """Node -> number of its stream."""
         self._held = bytearray()
-        """Orders that wait until all nodes can hear them."""
+        """Orders that wait until all nodes are attached."""
         self._said_s = time.monotonic()
         self._complaints: list[str] = []
         self._seen = RunDescription(scheduler="kubernetes", job_id="", name=job.name, state=JobState.QUEUED)
         self._cancelled = ""
         self._cancelled_s = 0.0
         self._end: JobOutcome | None = None
-        """Why its pods ended, where they were told to by us."""
+        """End of the pods, if this client ended them."""
 
     def events(self) -> Iterator[RunEvent]:
-        """Yield what happens."""
+        """Yield the events of the job."""
         try:
             yield from self._until_over()
             end = self._ended()
-        finally:  # also where nobody waits for the end
+        finally:  # also if the iteration is abandoned
             self._remove()
         yield JobEnded(end=end)
 
@@ -99,24 +100,24 @@ class KubernetesRun:
             if self._seen != before:
                 yield Changed(description=self._seen)
         self._streams.signal(signal.SIGKILL)
-        for line in self._streams.lines(TICK_S):  # what is still in the pipes
+        for line in self._streams.lines(TICK_S):  # the rest of the pipes
             yield from self._take(line)
 
     def send(self, line: bytes) -> None:
-        """Send a line to all agents, as soon as all are there."""
+        """Send a line to all agents, once all are attached."""
         if self._all_attached():
             self._streams.send(line)
         else:
             self._held += line
 
     def cancel(self, reason: str) -> None:
-        """Tell the agents that are there; pods that do not run yet are removed."""
+        """Cancel the agents that are attached; pods that do not run yet are removed."""
         if not self._cancelled:
             self._cancelled, self._cancelled_s = reason, time.monotonic()
             self._streams.send(encode_order(CancelJob(reason=reason)))
 
     def describe(self) -> RunDescription:
-        """What is known of it."""
+        """Return the last known state of the job."""
         return self._seen
 
     # --- what happens
@@ -156,7 +157,7 @@ class KubernetesRun:
             self._held.clear()
 
     def _start_over(self) -> None:
-        """The pods were given back, and others come: what those were told and have said is void."""
+        """Start over with new pods: messages of the released ones are void."""
         self._streams.kill()
         self._streams = PipedProcesses()
         self._attached.clear()
@@ -180,7 +181,7 @@ class KubernetesRun:
             return True
         if self._all_attached() or self._cancelled:
             return self._streams.all_ended()
-        # A pod that ended before it could be attached to: the others wait for it in vain.
+        # A pod ended before it could be attached: the other nodes would wait for it in vain.
         return any(node not in self._attached for node in self._gang.over())
 
     def _keep_limits(self) -> None:
@@ -193,7 +194,7 @@ class KubernetesRun:
 
     def _ended(self) -> JobOutcome:
         complaints = clean("\n".join(self._complaints))
-        # What an agent that was heard has printed may have any words.
+        # Once an agent has been heard, standard error may contain any text of the tests.
         unheard = self._seen.state is JobState.QUEUED
         end = (
             self._gang.refused
@@ -208,7 +209,7 @@ class KubernetesRun:
         return end
 
     def _remove(self) -> None:
-        """Leave nothing: an API server that is away for a moment is asked again, unless the client is in a hurry."""
+        """Remove all objects; retry while the API server is away, unless the job was cancelled."""
         self._streams.kill()
         deadline = time.monotonic() + (0.0 if self._cancelled else KUBERNETES_KILL_S)
         while not self._gang.remove() and time.monotonic() < deadline:
@@ -216,7 +217,7 @@ class KubernetesRun:
 
 
 class KubernetesLauncher:
-    """A namespace of a cluster, by kubectl on this machine."""
+    """A namespace of a cluster, through kubectl on this machine."""
 
     name = "kubernetes"
 
@@ -229,10 +230,10 @@ class KubernetesLauncher:
         self._turn = Turn()
 
     def capacity(self) -> Capacity:
-        """What the nodes have that its pods may go to.
+        """Return the capacity of the nodes that its pods may use.
 
         Raises:
-            SchedulerError: kubectl is missing, the cluster out of reach, or nodes may not be looked at.
+            SchedulerError: kubectl is missing, the cluster is out of reach, or access to nodes is denied.
         """
         version = json.loads(self._kubectl.say("version", "--output=json"))
         nodes = msgspec.json.decode(self._kubectl.say("get", "nodes", "--output=json"), type=ListOf[Node])
@@ -242,10 +243,10 @@ class KubernetesLauncher:
         return manifests.capacity_of(nodes.items, wanted, resource, scheduler)
 
     def start(self, job: JobSpec) -> KubernetesRun:
-        """Ask for its pods, as soon as its events are heard.
+        """Request the pods of a job; the request is made when its events are read.
 
         Raises:
-            SchedulerError: kubectl is missing, or the template cannot be used.
+            SchedulerError: kubectl is missing, or the template is invalid.
         """
         if self._options.mounts:
             raise SchedulerError("--mount is Slurm's: volumes of pods stand in --pod-template")
@@ -259,7 +260,7 @@ class KubernetesLauncher:
         )
 
     def _merged(self, patch: manifests.Manifest) -> manifests.Manifest:
-        """Ours over the user's, as Kubernetes merges them."""
+        """Merge disttest's fields over the user's template, by Kubernetes' rules."""
         if not self._options.pod_template:
             return patch
         words = (
@@ -277,13 +278,13 @@ class KubernetesLauncher:
         return merged
 
     def every_name(self) -> Sequence[str]:
-        """Names of all jobs of disttest in the namespace."""
+        """Return the names of all jobs of disttest in the namespace."""
         label = ",".join(f"{key}={value}" for key, value in manifests.MANAGED_BY.items())
         found = self._kubectl.read(ListOf[Owned], "configmaps", f"--selector={label}")
         return [each.metadata.name for each in found.items] if found is not None else []
 
     def leftovers(self) -> Sequence[str]:
-        """Names of jobs whose client ran on this machine and is dead."""
+        """Return the names of jobs whose client ran on this machine and is dead."""
         return dead_names(self.every_name())
 
     def remove(self, names: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
-"""What Kubernetes says, and what that means: how a pod ended, why it waits, what was refused. Pure.
+"""Interpretation of Kubernetes' messages: how a pod ended, why it waits, what was refused. Pure functions.
 
-What a pod says of itself comes first, then who ended it (a condition, an event, its node). Neither its phase nor an exit
-code says how the tests went: 1.20 has pods whose deadline is over and whose container is still "running".
+A pod's own reason comes first, then the evidence of others (a condition, an event, its node). Neither phase nor exit
+code shows how the tests went: Kubernetes 1.20 has pods past their deadline whose container is still "running".
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from disttest.extras.cluster.protocol.wire import CLIENT_GONE, is_ours
 from disttest.extras.kubernetes.objects import ClusterEvent, Node, Pod, TerminatedContainer
 
 CONTAINER = "disttest"
-"""The container of ours in each pod."""
+"""Name of disttest's container in each pod."""
 
 _LINES_KEPT = 20
 _CALLED_OFF = "Cancelling deletion"
-"""The taint manager notes it under the reason of a deletion, where a node came back in time."""
+"""Beginning of the taint manager's event, with the reason of a deletion, for a node that came back in time."""
 
 _AGAIN = "Nothing is wrong with the tests: run it again"
 _LOST = "The node is down, cut off, or was taken away (kubectl describe node): run it again"
@@ -44,7 +44,7 @@ _POD_REASONS = {
         f"The node could not give what it was asked for. {_AGAIN}",
     ),
 }
-"""A pod's own reason: the kubelet's word."""
+"""Reasons of pods, set by the kubelet."""
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
@@ -54,7 +54,7 @@ _DISRUPTIONS = {
     "EvictionByEvictionAPI": (JobState.EVICTED, f"Its node is drained, or a person did it. {_AGAIN}"),
     "TerminationByKubelet": (JobState.EVICTED, f"Its node was short of something, or shuts down. {_AGAIN}"),
 }
-"""The condition ``DisruptionTarget``, which clusters have since 1.25."""
+"""Reasons of the condition ``DisruptionTarget``, which clusters have since 1.25."""
 
 _EVENTS = {
     "Preempted": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
@@ -62,7 +62,7 @@ _EVENTS = {
     "NodeControllerEviction": (JobState.NODE_LOST, _LOST),
     "Evicted": (JobState.EVICTED, f"Its node was short of something. {_AGAIN}"),
 }
-"""An event of a pod that was deleted; newer ones stand beside a condition that says the same."""
+"""Reasons of events of deleted pods; newer clusters also set the condition above."""
 
 _GRAVEST = (
     JobState.NODE_LOST,
@@ -82,19 +82,19 @@ _HOPELESS = {
     "CreateContainerConfigError": "A ConfigMap or Secret that the pod template names is not there",
     **dict.fromkeys(_NO_START, "The agent cannot be started in the image: see --image and --node-command"),
 }
-"""Why a container waits, where it will not help."""
+"""Reasons of waiting containers that do not pass."""
 
 
 def end_of_pod(
     pod: Pod, events: Sequence[ClusterEvent] = (), node: Node | None = None, *, gone: bool = False
 ) -> JobOutcome | None:
-    """How a pod ended; None while it has not.
+    """Return how a pod ended; None if it has not.
 
     Args:
-        pod: as it was last seen.
-        events: what was noted about it.
-        node: the one that it was on.
-        gone: it is not there any more, and the client did not delete it.
+        pod: the pod as last seen.
+        events: events of the pod.
+        node: node of the pod.
+        gone: whether the pod no longer exists although the client did not delete it.
     """
     return (
         _by_itself(pod)
@@ -160,13 +160,13 @@ def _by_container(pod: Pod) -> JobOutcome | None:
 
 
 def connection_lost(pod: Pod) -> JobOutcome:
-    """Its agent was well, and nobody heard it any more."""
+    """Return the outcome of a pod whose agent was well and lost its connection."""
     words = "the connection to it was lost (the API server was restarted, or the kubelet of its node)"
     return _outcome((JobState.NODE_LOST, _AGAIN), pod, words)
 
 
 def _last_words(ended: TerminatedContainer) -> str:
-    """What the agent printed last, without what it said to the client."""
+    """Return the last lines of the agent's output, without its messages to the client."""
     lines = [line for line in ended.message.splitlines() if line.strip() and not is_ours(line.encode())]
     return "\n".join(lines[-_LINES_KEPT:])
 
@@ -195,7 +195,7 @@ def _outcome(
 
 
 def end_of_job(ends: Iterable[JobOutcome]) -> JobOutcome:
-    """The gravest of what became of its pods; the exit code is of the first that has a bad one."""
+    """Return the gravest end of a job's pods, with the first non-zero exit code."""
     known = list(ends)
     gravest = min(
         known, key=lambda end: _GRAVEST.index(end.state), default=JobOutcome(state=JobState.COMPLETED)
@@ -205,7 +205,7 @@ def end_of_job(ends: Iterable[JobOutcome]) -> JobOutcome:
 
 
 def waits_for(pod: Pod) -> str:
-    """Why a pod does not run yet; empty if it does, or says nothing."""
+    """Return why a pod does not run yet; empty if it does, or gives no reason."""
     unscheduled = next(
         (c for c in pod.status.conditions if c.type == "PodScheduled" and c.status == "False"), None
     )
@@ -218,7 +218,7 @@ def waits_for(pod: Pod) -> str:
 
 
 def is_held(pod: Pod) -> bool:
-    """Whether it was looked at by the scheduler and found no node."""
+    """Whether the scheduler found no node for the pod."""
     return any(
         c.type == "PodScheduled" and c.status == "False" and c.reason == "Unschedulable"
         for c in pod.status.conditions
@@ -226,7 +226,7 @@ def is_held(pod: Pod) -> bool:
 
 
 def stuck(pod: Pod, events: Sequence[ClusterEvent] = ()) -> JobOutcome | None:
-    """Why a pod will not run, if it is one of the reasons that do not pass; None: wait."""
+    """Return the reason why a pod will never run; None if it may still start."""
     waiting = pod.state_of(CONTAINER).waiting
     if waiting is None or waiting.reason not in _HOPELESS:
         return None
@@ -235,7 +235,7 @@ def stuck(pod: Pod, events: Sequence[ClusterEvent] = ()) -> JobOutcome | None:
 
 
 def waits_for_quota(complaint: str) -> str:
-    """The quota that leaves no room for a pod now; empty if that is not why it was refused, or it never will.
+    """Return the exceeded quota if a pod may fit later; empty if the refusal has another reason or is final.
 
     ``exceeded quota: q, requested: requests.nvidia.com/gpu=2, used: …=4, limited: …=4``
     """
@@ -252,7 +252,7 @@ def _amounts(text: str) -> dict[str, Decimal]:
 
 
 def refusal(complaint: str) -> JobOutcome:
-    """What it means that the API server did not do what it was asked."""
+    """Interpret a refusal of the API server."""
     for pattern, state, advice in _REFUSALS:
         if re.search(pattern, complaint):
             return JobOutcome(state=state, reason=complaint, advice=advice)
@@ -262,7 +262,7 @@ def refusal(complaint: str) -> JobOutcome:
 
 
 def stream_refusal(complaint: str) -> JobOutcome | None:
-    """What it means that a pod's agent may not be heard; None if that is not what kubectl complains of."""
+    """Interpret a refused stream to a pod's agent; None if kubectl complains about something else."""
     return refusal(complaint) if re.search(_FORBIDDEN, complaint) else None
 
 
@@ -305,7 +305,7 @@ _SUFFIXES = {
 
 
 def amount_of(text: str) -> Decimal:
-    """A quantity in Kubernetes' notation: ``2``, ``1930m``, ``8Gi``; what is none counts as nothing."""
+    """Parse a quantity such as ``2``, ``1930m`` or ``8Gi``; anything else counts as zero."""
     match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", text)
     if match is None or match[2] not in _SUFFIXES:
         return Decimal(0)

@@ -1,4 +1,4 @@
-"""The hooks of Slurm."""
+"""Hooks of Slurm."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from disttest.hookspecs import hookimpl
 
 @hookimpl
 def disttest_schedulers() -> Mapping[str, str]:
-    """``--launcher slurm``."""
+    """Add ``--launcher slurm``."""
     return {"slurm": "disttest.extras.slurm.scheduler"}

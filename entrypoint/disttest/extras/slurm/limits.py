@@ -1,11 +1,11 @@
-"""The limits of Slurm, in seconds."""
+"""Time limits of Slurm, in seconds."""
 
 SLURM_FIRST_POLL_S = 1.0
 SLURM_LONGEST_POLL_S = 30.0
-"""Slurm's controller has other clients; a job that has waited long may wait a little longer."""
+"""Longest interval of polls: the controller has other clients, and a long queue time hides a longer one."""
 SLURM_KILL_S = 20.0
-"""From the cancellation: how long srun may take when Slurm was told to end the agents."""
+"""Time after a cancellation for which srun may run once Slurm was asked to end the agents."""
 SLURM_ANSWER_S = 10.0
-"""How long a question to the controller may take; it is one of many that keep it busy."""
+"""Time limit of a query; the controller may be busy with many."""
 SLURM_FINAL_S = 3.0
-"""How long the controller may take to notice that a job is over."""
+"""Time for which the controller may take to notice the end of a job."""

@@ -1,4 +1,4 @@
-"""What the jobs of a run ask Slurm's queue: short calls of its commands, one for all jobs that want to know at once."""
+"""Queries of Slurm's queue for the jobs of a run: short calls, one for all jobs that ask at about the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disttest.extras.slurm.limits import SLURM_ANSWER_S, SLURM_FINAL_S
 
 
 class SlurmQueue:
-    """Shared by the threads of all jobs. A controller that does not answer is no answer, never an exception."""
+    """Queue shared by the threads of all jobs. A controller that does not answer is no answer, never an exception."""
 
     def __init__(self, environ: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._environ = environ
@@ -24,9 +24,9 @@ class SlurmQueue:
         self._lines: dict[str, words.QueueLine] = {}
 
     def line(self, name: str, *, fresh_s: float) -> words.QueueLine | None:
-        """A job that is not over, as the queue showed it at most so many seconds ago; None if it did not.
+        """Return a job's line of the queue, at most ``fresh_s`` seconds old; None if the job is not in it.
 
-        However many jobs wait, the controller is asked for all of them at once, and the client starts one squeue.
+        However many jobs wait, one squeue queries the controller for all of them.
         """
         with self._lock:
             if self._clock() - self._asked_s >= fresh_s:
@@ -36,7 +36,7 @@ class SlurmQueue:
             return self._lines.get(name)
 
     def final_line(self, name: str) -> words.QueueLine | None:
-        """The job after its end; the controller may need a moment to notice."""
+        """Return the job's line after its end, which the controller may take a moment to notice."""
         deadline = self._clock() + SLURM_FINAL_S
         while True:
             lines = self._ask_queue(["--states=all", f"--name={name}"])
@@ -46,7 +46,7 @@ class SlurmQueue:
             time.sleep(0.1)
 
     def cancel(self, names: Sequence[str]) -> None:
-        """End jobs of ours by name."""
+        """Cancel jobs of this user by name."""
         for name in names:
             self.ask(["scancel", "--quiet", f"--user={getpass.getuser()}", f"--name={name}"])
 
@@ -55,7 +55,7 @@ class SlurmQueue:
         return words.parse_queue(said.stdout) if said is not None and said.returncode == 0 else ()
 
     def ask(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-        """Call a command; None if it cannot be called, or does not end in time."""
+        """Run a command; None if it is missing or does not end in time."""
         try:
             return call(argv, self._environ, limit_s=SLURM_ANSWER_S)
         except (subprocess.TimeoutExpired, OSError):

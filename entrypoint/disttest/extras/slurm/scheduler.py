@@ -1,7 +1,7 @@
-"""Slurm: one ``srun`` for each job, which queues, starts an agent on each node, and carries lines both ways.
+"""Slurm as a launcher: one ``srun`` for each job queues, starts an agent on each node, and carries lines both ways.
 
-``srun`` and not ``sbatch``: its standard input and output reach every node without a shared file system, also
-while the controller is away, and an interactive allocation is never requeued. Every call is an argument list.
+``srun`` and not ``sbatch``: its standard input and output reach all nodes without a shared file system, also while the
+controller is away, and an interactive allocation is never requeued. Each call is a list of arguments.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ NODE_VARIABLES = NodeVariables(
 
 
 def make_launcher(environ: Mapping[str, str], options: LauncherOptions) -> SlurmLauncher:
-    """The door to Slurm."""
+    """Make the launcher."""
     return SlurmLauncher(environ, options, command=options.command)
 
 
 class SlurmRun:
-    """A job that was handed to Slurm."""
+    """A job that was submitted to Slurm."""
 
     def __init__(
         self, job: JobSpec, argv: Sequence[str], environ: Mapping[str, str], queue: SlurmQueue
@@ -74,7 +74,7 @@ class SlurmRun:
         self._program = Program(argv, environ)
         self._processes = PipedProcesses([self._program])
         self._sent = bytearray()
-        """Orders, while no agent was heard: an srun that takes the place of a refused one gets them, too."""
+        """Orders sent before an agent was heard; an srun that replaces a refused one gets them, too."""
         self._seen = RunDescription(scheduler="slurm", job_id="", name=job.name, state=JobState.QUEUED)
         self._complaints: list[str] = []
         self._started = False
@@ -86,7 +86,7 @@ class SlurmRun:
         self._verdict: JobOutcome | None = None
 
     def events(self) -> Iterator[RunEvent]:
-        """Yield what happens."""
+        """Yield the events of the job."""
         yield Changed(description=self._seen)
         yield from self._until_ended()
         while why := self._refused_for_now():
@@ -105,7 +105,7 @@ class SlurmRun:
         self._processes.send(line)
 
     def cancel(self, reason: str) -> None:
-        """Tell the agents, or the queue if there are none yet."""
+        """Cancel the agents, or the queued job if there are none yet."""
         if self._cancelled:
             return
         self._cancelled, self._cancelled_s = reason, time.monotonic()
@@ -114,7 +114,7 @@ class SlurmRun:
             self._scancel()
 
     def describe(self) -> RunDescription:
-        """What is known of it."""
+        """Return the last known state of the job."""
         return self._seen
 
     def _until_ended(self) -> Iterator[RunEvent]:
@@ -131,11 +131,11 @@ class SlurmRun:
                 yield Changed(description=self._seen)
 
     def _refused_for_now(self) -> str:
-        """Why Slurm has refused the job, where that is only for now; empty if it did not, or it is not wanted any more."""
+        """Return why Slurm refused the job temporarily; empty if it did not, or if the job was cancelled."""
         return "" if self._started or self._cancelled else words.refused_for_now(self._complaints)
 
     def _pause(self) -> Iterator[RunEvent]:
-        """Let time pass, ever more of it, as the jobs that were taken do."""
+        """Wait before the next attempt, longer each time, like polls of queued jobs."""
         deadline = time.monotonic() + self._longer_pause_s()
         while time.monotonic() < deadline and not self._cancelled:
             time.sleep(TICK_S)
@@ -162,12 +162,12 @@ class SlurmRun:
         yield Output(line=line.text)
 
     def _poll(self) -> None:
-        """Ask the queue, ever less often: a thousand waiting jobs must not keep the controller busy."""
+        """Query the queue, less often each time: a thousand waiting jobs must not keep the controller busy."""
         pause_s = self._longer_pause_s()
         line = self._queue.line(self._job.name, fresh_s=pause_s / 2)
         self._next_poll_s = time.monotonic() + pause_s
         if line is None:
-            # Not in the queue, and srun lives: it has not been accepted yet (a full queue makes srun wait).
+            # Not in the queue although srun lives: the job is not accepted yet. A full queue makes srun wait.
             waiting = words.refused_for_now(self._complaints) or next(
                 filter(None, map(words.clean, reversed(self._complaints))), ""
             )
@@ -196,7 +196,7 @@ class SlurmRun:
     def _scancel(self) -> None:
         self._scancelled = True
         self._queue.cancel([self._job.name])
-        # While it waits for an allocation, srun takes a signal as the end; afterwards it hands it on to the agents.
+        # While srun waits for an allocation, a signal ends it; afterwards it passes signals on to the agents.
         self._processes.signal(signal.SIGTERM)
 
     def _end(self) -> JobOutcome:
@@ -204,7 +204,8 @@ class SlurmRun:
         if self._verdict is not None:
             return _replace_end(self._verdict, code)
         if self._cancelled:
-            # What Slurm said before may be why it was cancelled. It is not asked: this has to be quick.
+            # A message from before may be the reason of the cancellation. The controller is not queried, since this
+            # must be fast.
             said = words.end_of(None, self._complaints, code or 1, started=self._started)
             if said.state in _WHY_CANCELLED:
                 return _replace_end(said, code)
@@ -214,7 +215,7 @@ class SlurmRun:
 
 
 class SlurmLauncher:
-    """Slurm, by its own commands on this machine."""
+    """Slurm, through its commands on this machine."""
 
     name = "slurm"
 
@@ -225,7 +226,7 @@ class SlurmLauncher:
         *,
         command: Sequence[str] = (),
     ) -> None:
-        # A client that runs inside an allocation asks for jobs of its own, not for steps in that allocation.
+        # A client that runs inside an allocation submits jobs, not steps of that allocation.
         self._environ = {
             name: value
             for name, value in environ.items()
@@ -236,10 +237,10 @@ class SlurmLauncher:
         self._queue = SlurmQueue(self._environ)
 
     def capacity(self) -> Capacity:
-        """What its nodes have.
+        """Return the capacity of the nodes.
 
         Raises:
-            SchedulerError: Slurm is not installed or not reachable, too old, or the partition does not exist.
+            SchedulerError: Slurm is missing, out of reach or too old, or the partition does not exist.
         """
         scheduler = self._say(["srun", "--version"]).strip()
         words.parse_version(scheduler)
@@ -250,7 +251,7 @@ class SlurmLauncher:
         return words.parse_capacity(self._say(["sinfo", "-h", *where, "-o", words.SINFO_FORMAT]), scheduler)
 
     def start(self, job: JobSpec) -> SlurmRun:
-        """Hand a job to Slurm.
+        """Submit a job.
 
         Raises:
             SchedulerError: srun is not installed.
@@ -263,7 +264,7 @@ class SlurmLauncher:
             raise _not_installed("srun", error) from error
 
     def leftovers(self) -> Sequence[str]:
-        """Names of our user's jobs whose client ran on this machine and is dead."""
+        """Return the names of this user's jobs whose client ran on this machine and is dead."""
         return dead_names(self.every_name())
 
     def remove(self, names: Sequence[str]) -> None:
@@ -271,13 +272,13 @@ class SlurmLauncher:
         self._queue.cancel(names)
 
     def every_name(self) -> Sequence[str]:
-        """Names of all jobs of disttest that our user has with Slurm."""
+        """Return the names of all of this user's jobs of disttest."""
         said = self._queue.ask(["squeue", "-h", f"--user={getpass.getuser()}", "-o", "%j"])
         lines = said.stdout.splitlines() if said is not None and said.returncode == 0 else []
         return [name for name in map(str.strip, lines) if name.startswith(NAME_PREFIX)]
 
     def _say(self, argv: Sequence[str]) -> str:
-        """Ask, and raise what comes back instead of an answer."""
+        """Return the output of a command; raise its error message."""
         try:
             said = call(argv, self._environ, limit_s=2 * SLURM_ANSWER_S)
         except OSError as error:

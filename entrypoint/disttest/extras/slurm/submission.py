@@ -1,4 +1,4 @@
-"""The command line of srun: what a job asks Slurm for, and how its agents start, in a container or without. Pure."""
+"""Command line of srun: the request of a job, and its agents with or without a container. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disttest.extras.cluster.schedulers.agent_command import NOT_INSIDE, agent_c
 def srun_arguments(
     job: JobSpec, options: LauncherOptions, variables: Sequence[str], command: Sequence[str] = ()
 ) -> list[str]:
-    """The command line of a job. ``--no-requeue`` is sbatch's: what srun allocates is never requeued."""
+    """Return the command line of a job. ``--no-requeue`` belongs to sbatch; srun is never requeued."""
     shape = job.shape
     argv = [
         "srun",
@@ -26,7 +26,7 @@ def srun_arguments(
         f"--time={max(1, math.ceil(job.limit_s / 60))}",
         "--input=all",
         "--kill-on-bad-exit=0",
-        # Agents of the other nodes are to tell what they know when one node is lost.
+        # If a node is lost, the agents of the others still have to report.
         "--no-kill",
         f"--export={','.join(_exported(variables, options) if job.image else variables)}",
     ]
@@ -44,11 +44,11 @@ def srun_arguments(
 def _agent(
     job: JobSpec, options: LauncherOptions, variables: Sequence[str], command: Sequence[str]
 ) -> list[str]:
-    """The agent's command line: plain, by pyxis (srun's own options), or as the command of ``docker run``."""
+    """Return the agent's command line: plain, with pyxis (options of srun), or in ``docker run``."""
     if not job.image:
         return list(command or agent_command())
     agent = list(command) or ["disttest", "node-agent"]
-    directory = job.directory or os.getcwd()  # noqa: PTH109  # as a string, as it is
+    directory = job.directory or os.getcwd()  # noqa: PTH109  # as a string, unresolved
     if options.container == "pyxis":
         mounts = ",".join(_mount(mount) for mount in (directory, *options.mounts))
         return [
@@ -68,16 +68,16 @@ def _agent(
         "--interactive",
         "--init",
         "--network=host",
-        # What tests write into the mounted folders is the submitting user's, as without a container.
+        # Files in mounted folders belong to the submitting user, as without a container.
         f"--user={os.getuid()}:{os.getgid()}",
         "--shm-size=8g",
-        # NCCL pins memory; a scheduler that may not raise the limit still runs what needs no GPU.
+        # NCCL pins memory. Where the limit may not be raised, tests without GPUs still run.
         *(["--gpus=all", "--ulimit=memlock=-1"] if job.shape.gpus_per_node else []),
         f"--label=io.disttest.job={job.name}",
         *volumes,
         f"--workdir={directory}",
         *(f"--env={name}" for name in given),
-        # The image's entry point is disttest.
+        # The entry point of the image is disttest.
         *([f"--entrypoint={agent[0]}"] if command else []),
         job.image,
         *agent[1:],
@@ -85,7 +85,7 @@ def _agent(
 
 
 def _exported(variables: Sequence[str], options: LauncherOptions) -> list[str]:
-    """Variables of a task that is a container; the command of ``docker run`` still has to be found on its node."""
+    """Return the variables of a task in a container, with those that the node needs to find ``docker``."""
     kept = ("PATH", "HOME") if options.container == "docker" else ()
     return [name for name in variables if name not in NOT_INSIDE or name in kept]
 

@@ -1,7 +1,7 @@
-"""What Slurm says, and what that means: its output in ``-o`` formats, its states, reasons and complaints. Pure.
+"""Interpretation of Slurm's output: its ``-o`` formats, states, reasons and complaints. Pure functions.
 
-Formats are ours to choose and have not changed in a decade; ``--json`` differs between releases, and what
-``sacct`` knows needs accounting, which small clusters do not have.
+The ``-o`` formats are chosen here and have not changed in a decade. ``--json`` differs between releases, and ``sacct``
+needs accounting, which small clusters lack.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from disttest.extras.cluster.protocol.launcher import Capacity, JobOutcome, JobS
 from disttest.model import Frozen
 
 OLDEST = (20, 11)
-"""The oldest release whose ``srun`` has all that is asked of it."""
+"""The oldest release whose ``srun`` has all required options."""
 
 SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
 SINFO_FORMAT = "%D|%G|%c|%t|%l|%P"
@@ -28,7 +28,7 @@ _STATES = {
     "COMPLETING": JobState.RUNNING,
     "SUSPENDED": JobState.RUNNING,
     "COMPLETED": JobState.COMPLETED,
-    "FAILED": JobState.COMPLETED,  # an exit code, which decides nothing
+    "FAILED": JobState.COMPLETED,  # an exit code, which decides no verdict
     "CANCELLED": JobState.CANCELLED,
     "REVOKED": JobState.CANCELLED,
     "TIMEOUT": JobState.TIME_LIMIT,
@@ -55,7 +55,7 @@ _NEVER = {
     "QOSMin": f"the quality of service is for larger jobs: see {_LIMITS}",
     "DependencyNeverSatisfied": "it waits for a job that has failed",
 }
-"""Reasons for which a job waits for ever, as patterns of their beginnings."""
+"""Patterns of reasons for which a job waits forever."""
 
 _HELD = {
     "JobHeldUser": "somebody holds it: scontrol release it, or find out who",
@@ -140,7 +140,7 @@ _FOR_NOW = {
         "the account or its quality of service may have no more jobs with Slurm at once"
     ),
 }
-"""The last words of an srun whose job was refused because there are too many jobs."""
+"""Patterns of the last words of an srun whose job was refused because there are too many jobs."""
 
 
 class QueueLine(Frozen):
@@ -154,7 +154,7 @@ class QueueLine(Frozen):
 
 
 def parse_queue(text: str) -> tuple[QueueLine, ...]:
-    """Read ``squeue -h -o`` in our format; what cannot be read is left out."""
+    """Parse the output of ``squeue -h -o``; invalid lines are ignored."""
     lines = []
     for line in text.splitlines():
         parts = line.strip().split("|", 4)
@@ -168,7 +168,7 @@ def parse_queue(text: str) -> tuple[QueueLine, ...]:
 
 
 def stuck(line: QueueLine) -> JobOutcome | None:
-    """Why a queued job will not start, if it is one of the reasons that do not pass; None: wait."""
+    """Return the reason why a queued job will never start; None if it may still start."""
     if line.state is not JobState.QUEUED:
         return None
     for table, state in ((_NEVER, JobState.REJECTED), (_HELD, JobState.HELD)):
@@ -182,7 +182,7 @@ def _advice_in(table: Mapping[str, str], reason: str) -> str:
 
 
 def refused_for_now(complaints: Iterable[str]) -> str:
-    """Why srun's job was refused, where Slurm takes it once others have ended; empty where that is not why."""
+    """Return why Slurm refuses a job until others have ended; empty for any other reason."""
     said = "\n".join(filter(None, map(clean, complaints)))
     for pattern, why in _FOR_NOW.items():
         if match := re.search(pattern, said, re.MULTILINE):
@@ -193,13 +193,13 @@ def refused_for_now(complaints: Iterable[str]) -> str:
 def end_of(
     seen: QueueLine | None, complaints: Iterable[str], exit_code: int | None, *, started: bool
 ) -> JobOutcome:
-    """How a job ended: the queue's last word where it has one, else what ``srun`` complained of.
+    """Return how a job ended: from the queue if it knows, otherwise from the complaints of ``srun``.
 
     Args:
-        seen: the job in the queue, after its end; None when Slurm did not say.
-        complaints: what srun wrote to its standard error.
-        exit_code: of srun.
-        started: whether an agent was ever heard.
+        seen: the job in the queue after its end; None if Slurm did not answer.
+        complaints: lines of srun's standard error.
+        exit_code: exit code of srun.
+        started: whether an agent was heard.
     """
     words = [clean(line) for line in complaints if clean(line)]
     state, advice, reason = _by_words(words)
@@ -219,7 +219,7 @@ def end_of(
 
 
 def _by_words(words: list[str]) -> tuple[JobState | None, str, str]:
-    for word in words:  # srun names such a reason where Slurm does not let the job wait at all
+    for word in words:  # reasons for which Slurm does not even queue the job
         if advice := _advice_in(_NEVER, word):
             return JobState.REJECTED, advice, word
     for pattern, state, advice in _WORDS:
@@ -234,7 +234,7 @@ def _advice_for(state: JobState) -> str:
 
 
 def clean(line: str) -> str:
-    """A complaint without the program's name, and without what only repeats that a step ended."""
+    """Remove the program's name from a complaint; empty if it only repeats that a step ended."""
     text = re.sub(
         r"^(srun|slurmstepd|scancel|sinfo|scontrol|squeue): (error: |fatal: |Warning: )?", "", line.strip()
     )
@@ -243,10 +243,10 @@ def clean(line: str) -> str:
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """``(22, 5)`` from ``slurm-wlm 22.05.8``.
+    """Parse ``slurm-wlm 22.05.8`` as ``(22, 5)``.
 
     Raises:
-        SchedulerError: that is no version, or too old.
+        SchedulerError: the text has no version, or the version is too old.
     """
     match = re.search(r"(\d+)\.(\d+)", text)
     if match is None:
@@ -260,7 +260,7 @@ def parse_version(text: str) -> tuple[int, int]:
 
 
 def parse_time(text: str) -> float:
-    """Seconds of Slurm's ``[days-][[hours:]minutes:]seconds``; infinity for no limit."""
+    """Parse Slurm's ``[days-][[hours:]minutes:]seconds`` as seconds; infinity for no limit."""
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
         return math.inf
     days, _, clock = text.rpartition("-")
@@ -271,13 +271,13 @@ def parse_time(text: str) -> float:
 
 
 def parse_capacity(text: str, scheduler: str) -> Capacity:
-    """Read ``sinfo -h -o`` in our format: the nodes that work and have most GPUs, of the default partition if any.
+    """Parse ``sinfo -h -o``: the working nodes with the most GPUs, of the default partition if there is one.
 
     Raises:
-        SchedulerError: there is none.
+        SchedulerError: there is no such node.
     """
     lines = text.splitlines()
-    # Without --partition a job goes to the default one, which sinfo marks; with it sinfo has told of that one only.
+    # Without --partition a job goes to the default one, which sinfo marks. With it sinfo lists only that one.
     lines = [line for line in lines if line.rstrip().endswith("*")] or lines
     counts: dict[tuple[int, int], int] = {}
     longest_s: list[float] = []
@@ -308,7 +308,7 @@ def _works(state: str) -> bool:
 
 
 def _gpus(gres: str) -> int:
-    """GPUs in a node's generic resources: ``gpu:2``, ``gpu:a100:8(S:0-1)``, ``craynetwork:4,gpu:4``."""
+    """Return the GPUs in a node's generic resources: ``gpu:2``, ``gpu:a100:8(S:0-1)``, ``craynetwork:4,gpu:4``."""
     return sum(int(match[1]) for match in re.finditer(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres))
 
 
