@@ -1,4 +1,4 @@
-"""``disttest node-agent`` and ``disttest cluster-clean``."""
+"""Commands ``disttest node-agent`` and ``disttest cluster-clean``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from disttest.options.flags import ChannelCommand, RegistryCommand, flags
 
 @click.command(name="node-agent", hidden=True, cls=ChannelCommand)
 def node_agent() -> None:
-    """Be the agent of one node of a job (started by a scheduler, never by hand)."""
+    """Run the agent of one node of a job (started by a scheduler, never by hand)."""
     from disttest.extras.cluster.node.agent import Agent, own_output
     from disttest.extras.cluster.node.assignment import find_assignment
 

@@ -1,4 +1,4 @@
-"""The hooks of runs on the nodes of a cluster."""
+"""Hooks of runs on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--launcher`` and what goes with it."""
+    """Option ``--launcher`` and the options that belong to it."""
     from disttest.extras.cluster.option_rows import OPTIONS
 
     return OPTIONS
@@ -28,7 +28,7 @@ def disttest_addoptions() -> Sequence[Option]:
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest cluster-clean``, and the command that a scheduler starts on each node."""
+    """Add ``disttest cluster-clean``, and the command that a scheduler starts on each node."""
     from disttest.extras.cluster.command import cluster_clean, node_agent
 
     group.add_command(node_agent)
@@ -37,7 +37,7 @@ def disttest_addcommands(group: click.Group) -> None:
 
 @hookimpl
 def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
-    """Have it run on the nodes of the scheduler that ``--launcher`` or the shard of a plan names."""
+    """Run on the nodes of the scheduler that ``--launcher`` or the shard of a plan names."""
     from disttest.extras.cluster.place import choose_nodes
 
     nodes = choose_nodes(request)
@@ -45,7 +45,7 @@ def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The order of a node's controller."""
+    """Add the option with the order for a node's controller."""
     parser.getgroup("disttest").addoption(
         "--disttest-node-partition",
         dest="disttest_node_partition",
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @hookimpl
 def disttest_run_session(session: pytest.Session) -> bool | None:
-    """Be the controller of a node's share of worlds that span nodes."""
+    """Run the controller of a node's part of worlds that span nodes."""
     order = session.config.getoption("disttest_node_partition")
     if not order:
         return None

@@ -1,42 +1,42 @@
-"""The limits of a run on nodes, in seconds."""
+"""Time limits of a run on nodes, in seconds."""
 
 from disttest.limits import EVIDENCE_S, TICK_S
 
 POLL_S = TICK_S
-"""A scheduler's module looks at its job so often while nothing happens."""
+"""Interval at which a scheduler's module polls its job."""
 EVIDENCE_AGREED_S = EVIDENCE_S + 2.0
-"""How long ranks that have told what they were doing are kept, for the other nodes to ask theirs."""
+"""Time for which ranks are kept after their evidence was taken, until the other nodes have theirs."""
 NODE_ALIVE_S = 5.0
-"""How often an agent says that it lives."""
+"""Interval at which an agent reports that it is alive."""
 CLIENT_ALIVE_S = 10.0
-"""How often nodes hear that the client lives."""
+"""Interval at which the client reports to the nodes that it is alive."""
 CLIENT_SILENCE_S = 60.0
-"""A client that has said nothing for so long is gone, whatever the scheduler thinks."""
+"""Silence after which a client counts as gone, whatever the scheduler reports."""
 JOB_ARRIVAL_S = 60.0
-"""From an agent's start to the job's arrival."""
+"""Time from the start of an agent to the arrival of the job."""
 NODES_READY_S = 300.0
-"""From the first word of a node until all have collected; the same until a world is up."""
+"""Time from the first message of a node until all have collected, and until a world is up."""
 NODE_OVERRUN_S = 20.0
-"""Beyond a test's own limit, for evidence and for the end of its ranks."""
+"""Time beyond a test's own limit, for evidence and for the end of its ranks."""
 JOB_START_S = 120.0
-"""What a job's limit allows for its start: interpreters, collection, torch from a slow file system."""
+"""Allowance of a job's limit for its start: interpreters, collection, torch from a slow file system."""
 JOB_LEAST_S = 600.0
-"""A job of a few short tests must survive a slow start, too."""
+"""Least limit of a job: one with a few short tests must survive a slow start, too."""
 AGENT_CANCEL_S = 5.0
-"""How long an agent's work may take to end in an orderly way, when the job is cancelled."""
+"""Time for an agent's work to end cleanly when the job is cancelled."""
 AGENT_FLUSH_S = 3.0
-"""How long an agent's last lines may take to leave."""
+"""Time for an agent's last lines to be sent."""
 JOB_CANCEL_S = AGENT_CANCEL_S + AGENT_FLUSH_S
-"""How long the agents of a cancelled run may take to end by themselves; then the scheduler ends them."""
+"""Time for the agents of a cancelled run to end, before the scheduler ends them."""
 GOODBYE_S = 5.0
-"""From the last word of the last node to the scheduler's end of the job.
+"""Time from the last message of the last node to the scheduler's end of the job.
 
-Longer only when the scheduler's controller is away. All verdicts are there then; its own client (srun) is left
-to wait for it.
+It is exceeded only if the controller of the scheduler is away. All verdicts are known then, and srun is left running:
+ending it would leave the allocation without an owner.
 """
 SCHEDULERS_WORD_S = 20.0
-"""The same where the scheduler told a node to end: only it knows why, and that is what is told of the tests."""
+"""The same if the scheduler asked a node to end: only the scheduler knows the reason, which the verdicts need."""
 PIPE_DRAIN_S = 1.0
-"""After its end, a process's pipes may be held open by what it left behind; nobody waits for that longer."""
+"""Time for which a process's pipes are read after its end, since processes it left behind may hold them open."""
 PORT_PAUSE_S = 1.0
-"""Between two looks for a free port of a range."""
+"""Pause between attempts to find a free port in a range."""

@@ -1,4 +1,4 @@
-"""The options of runs on a cluster."""
+"""Options of runs on a cluster."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ RUN_OPTIONS = (
         "node-command", text("COMMAND"), "How nodes call disttest node-agent.", default="", repeated=True
     ),
 )
-"""Those of ``disttest run``."""
+"""Options of ``disttest run``."""
 
 OPTIONS = (
     *RUN_OPTIONS,

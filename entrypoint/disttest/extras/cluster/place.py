@@ -1,4 +1,4 @@
-"""The nodes of a scheduler, as the place where a run runs."""
+"""The nodes of a scheduler as the place of a run."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 class Size(Frozen):
-    """What a scheduler has to give."""
+    """Size of a scheduler's partition."""
 
     nodes: int
     gpus: int
-    """GPUs of each node; where it has none, its processors."""
+    """GPUs of each node; its processors if it has no GPU."""
     device: str = GPU
 
 
 def choose_nodes(request: RunRequest) -> Nodes | None:
-    """The nodes that a run asks for; None where it asks for none.
+    """Return the nodes that a run asks for, if any.
 
     Raises:
-        UsageError: an option makes no sense there.
+        UsageError: an option is invalid on nodes.
     """
     asked = {option.field: request.settings[option.field] for option in RUN_OPTIONS}
     nodes = take_nodes(asked, {row.field for row in request.given_settings})
@@ -56,14 +56,14 @@ def _refuse(request: RunRequest) -> None:
 
 
 def take_nodes(given: Mapping[str, Any], named: Collection[str]) -> Nodes | None:
-    """Check the options.
+    """Check the options and return the nodes.
 
     Args:
-        given: value by field.
-        named: fields that the command line, a variable or a plan set, perhaps to their default.
+        given: values by field.
+        named: fields set by the command line, a variable or a plan, perhaps to their default.
 
     Raises:
-        UsageError: one makes no sense, or none but --launcher would have an effect.
+        UsageError: an option is invalid, or has no effect without --launcher.
     """
     if not given["launcher"] and given["nodes"] > 1:
         raise UsageError(
@@ -77,10 +77,10 @@ def take_nodes(given: Mapping[str, Any], named: Collection[str]) -> Nodes | None
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """``29500-29510``; empty: any port.
+    """Parse ``29500-29510``; empty for any port.
 
     Raises:
-        UsageError: that is no range of ports.
+        UsageError: the text is not a range of ports.
     """
     if not text:
         return 0, 0
@@ -92,11 +92,11 @@ def parse_ports(text: str) -> tuple[int, int]:
 
 
 class Nodes:
-    """A scheduler and what it is asked for.
+    """A scheduler and the options for it.
 
     Args:
-        given: options by field, checked.
-        named: fields that the command line or the plan has set, perhaps to their default.
+        given: checked options by field.
+        named: fields set by the command line or the plan, perhaps to their default.
     """
 
     option = "--launcher"
@@ -105,7 +105,7 @@ class Nodes:
         self.given, self._named = given, named
 
     def record(self) -> Mapping[str, str]:
-        """Options as far as they were given; an option with several values has one a line."""
+        """Return the options as given; values of an option with several are separated by newlines."""
         chosen = {
             option.name: "\n".join(self.given[option.field]) if option.many else str(self.given[option.field])
             for option in RUN_OPTIONS
@@ -114,7 +114,7 @@ class Nodes:
         return {"launcher": self.given["launcher"], **chosen}
 
     def run(self, prepared: PreparedRun) -> RunResult:
-        """Run all tests as jobs of the scheduler; none of them is left when this returns."""
+        """Run all tests as jobs of the scheduler; no job is left afterwards."""
         from disttest.cli.progress_mode import shows_output
         from disttest.extras.cluster.client.cluster_session import ClusterRequest, run_on_cluster
         from disttest.extras.cluster.client.conductor import JobLimits
@@ -129,7 +129,8 @@ class Nodes:
             flags=prepared.flags,
             pytest_arguments=tuple(prepared.pytest_args),
             live_output=shows_output(prepared.pytest_args),
-            # Files of this machine: what they select is settled here, and travels as a list of tests.
+            # These arguments refer to files of this machine. They are applied here, and the nodes get a list of
+            # tests.
             collection_arguments=prepared.selecting,
             failed_first=prepared.failed_first,
             invocation=prepared.invocation,
@@ -158,10 +159,10 @@ class Nodes:
 
 
 def _launcher(given: Mapping[str, Any]) -> Launcher:
-    """The scheduler.
+    """Make the launcher of the scheduler.
 
     Raises:
-        UsageError: ``--scheduler-args`` cannot be read.
+        UsageError: ``--scheduler-args`` cannot be parsed.
     """
     from disttest.extras.cluster.protocol.launcher import LauncherOptions
     from disttest.extras.cluster.schedulers import scheduler_named
@@ -185,7 +186,7 @@ def _launcher(given: Mapping[str, Any]) -> Launcher:
 
 
 def scheduler_of(name: str, partition: str) -> Launcher:
-    """A scheduler, to ask what a partition of it has."""
+    """Make a launcher to query the capacity of a partition."""
     from disttest.extras.cluster.protocol.launcher import LauncherOptions
     from disttest.extras.cluster.schedulers import scheduler_named
 
@@ -193,7 +194,7 @@ def scheduler_of(name: str, partition: str) -> Launcher:
 
 
 def size_of(capacity: Capacity, device: str) -> Size:
-    """What a plan needs to know of a scheduler's nodes: where they have GPUs, ranks compute there unless told otherwise."""
+    """Convert a capacity for plans: ranks run on GPUs if nodes have any, unless the device is the CPU."""
     if capacity.gpus_per_node and device != "cpu":
         return Size(nodes=capacity.nodes, gpus=capacity.gpus_per_node)
     return Size(nodes=capacity.nodes, gpus=capacity.cpus_per_node, device="cpu")

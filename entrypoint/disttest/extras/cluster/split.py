@@ -1,4 +1,4 @@
-"""Deals tests to equal runners by time. Pure."""
+"""Distribute tests to equal runners by time. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from disttest.planning.timings import Timings
 
 
 def world_size(test: TestCase) -> int:
-    """Slots that a test needs; an ordinary test counts as one rank."""
+    """Return the slots that a test needs; an ordinary test counts as one rank."""
     return test.world.size if test.world else 1
 
 
 def have_gpus(tests: Iterable[TestCase]) -> bool:
-    """Whether tests are planned for runners with GPUs: some world computes there."""
+    """Whether tests are planned for runners with GPUs: a world runs on GPUs."""
     return any(test.world is not None and test.world.device != "cpu" for test in tests)
 
 
 def slots_of(test: TestCase, *, on_gpus: bool) -> int:
-    """Slots of a runner that a test needs; where these are GPUs, a world on the CPU needs as little as no world."""
+    """Return the slots that a test needs. If slots are GPUs, a world on the CPU counts as an ordinary test."""
     return 1 if on_gpus and test.world and test.world.device == "cpu" else world_size(test)
 
 
 def split_by_time(
     tests: Sequence[TestCase], timings: Timings, *, slots: int, runners: int
 ) -> list[list[TestCase]]:
-    """Give the widest and longest to the runner with the least work so far (longest processing time first).
+    """Assign the widest and longest to the runner with the least work so far (longest processing time first).
 
     Args:
-        tests: what to deal.
-        timings: what they are expected to take.
-        slots: ranks that a runner runs at once.
-        runners: how many lists come out, some perhaps empty.
+        tests: tests to distribute.
+        timings: expected durations.
+        slots: ranks that a runner runs at a time.
+        runners: number of lists to return, some perhaps empty.
     """
     by_id = {test.nodeid: test for test in tests}
     batches = build_batches(tests, timings, slots=slots * runners)
@@ -46,7 +46,7 @@ def split_by_time(
         for batch in batches
     ]
     pieces += [(1, timings.expect(test), (test.nodeid,)) for test in tests if not test.world]
-    loads = [(0.0, runner) for runner in range(runners)]  # a heap, as it is sorted
+    loads = [(0.0, runner) for runner in range(runners)]  # sorted, so it is a heap
     chosen: dict[str, int] = {}
     for size, expected_s, nodeids in sorted(pieces, key=lambda piece: (-piece[0], -piece[1], piece[2])):
         load_s, runner = loads[0]
@@ -59,9 +59,10 @@ def split_by_time(
 
 
 def expected_makespan_s(tests: Sequence[TestCase], timings: Timings, *, slots: int) -> float:
-    """How long a runner is expected to take: its batches as the scheduler would run them, then its ordinary tests.
+    """Return the expected time of a runner: its batches as the scheduler would run them, then its ordinary tests.
 
-    Nobody knows the cores of a runner with GPUs: as many worlds on the CPU are taken to run beside those on GPUs.
+    The processors of a runner with GPUs are unknown: as many worlds on the CPU are assumed to run next to those on
+    GPUs.
     """
     batches = build_batches(tests, timings, slots=slots, cpu_slots=slots if have_gpus(tests) else 0)
     ordinary_s = sum(timings.expect(test) for test in tests if not test.world)

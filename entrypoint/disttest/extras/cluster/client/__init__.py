@@ -1,1 +1,1 @@
-"""The client's side of a run on a cluster: divides it into jobs, keeps nodes in step, judges."""
+"""Client side of a run on a cluster: divide it into jobs, keep nodes in step, judge."""

@@ -1,4 +1,4 @@
-"""A run on a cluster: collected here, divided into jobs, conducted side by side, folded into one result."""
+"""Run on a cluster: collect here, divide into jobs, conduct them in parallel, fold into one result."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ from disttest.runtime.supervisor.listing import Collection, collect_argument, co
 
 
 class ClusterRequest(Frozen):
-    """What a run on a cluster was asked for, beyond the options of every run."""
+    """Options of a run on a cluster, in addition to those of every run."""
 
     targets: tuple[str, ...]
     flags: dict[str, str]
-    """Options of the run, by field name, as they were given."""
+    """Options of the run as given, by field name."""
     pytest_arguments: tuple[str, ...] = ()
     live_output: bool = False
-    """Whether what ranks print is shown while they run."""
+    """Whether the output of running ranks is shown."""
     collection_arguments: tuple[str, ...] = ()
-    """More arguments for pytest, here only: what they select is all that the nodes hear of."""
+    """Further arguments for pytest in the client only; the nodes get a list of the selected tests."""
     invocation: Invocation = Invocation()
     plan_id: str = ""
     shard: int | None = None
     nodes: int = 1
-    """Over how many nodes a world is spread that does not say so itself."""
+    """Nodes of each world that has no number of its own."""
     jobs: int = 0
-    """Jobs that are with the scheduler at once, at most; 0: as many as keep its nodes busy."""
+    """Most jobs that are submitted at a time; 0 for as many as keep the nodes busy."""
     gpus_per_node: int = 0
     job_limit_s: float = 0.0
     limits: JobLimits = JobLimits()
@@ -83,12 +83,12 @@ def run_on_cluster(
     signals: NotedSignals,
     tell: Callable[[str], None],
 ) -> RunResult:
-    """Run to the end, or until a signal has come; nothing of it is left with the scheduler when this returns.
+    """Run to the end, or until a signal comes. Nothing of the run is left with the scheduler afterwards.
 
     Raises:
-        SchedulerError: the scheduler is not there, or refuses.
-        NotEnoughDevices: a world is to span more nodes than there are.
-        UsageError: a target or an option makes no sense.
+        SchedulerError: the scheduler is missing, or refuses the run.
+        NotEnoughDevices: a world needs more nodes than there are.
+        UsageError: a target or an option is invalid.
     """
     stop = _Stop(options.deadline, signals)
     run_id = new_run_id()
@@ -134,7 +134,7 @@ def run_on_cluster(
 
 
 def remove_leftovers(launcher: Launcher) -> Sequence[str]:
-    """End what dead clients of this machine have left; returns the names."""
+    """End the jobs that dead clients of this machine have left. Return their names."""
     left = launcher.leftovers()
     if left:
         launcher.remove(left)
@@ -142,10 +142,10 @@ def remove_leftovers(launcher: Launcher) -> Sequence[str]:
 
 
 def _collect_for(host: TargetHost, request: ClusterRequest, stop: _Stop) -> Collection:
-    """Collect here what the nodes will run, or a part of it where the run must end.
+    """Collect the tests that the nodes will run, or some of them if the run must end.
 
     Raises:
-        UsageError: pytest could not be started as asked.
+        UsageError: pytest could not collect the tests.
     """
     with tempfile.TemporaryDirectory(prefix="disttest-collect-") as folder:
         flags = {**request.flags, "results": folder}
@@ -218,7 +218,7 @@ def _conduct_all(
     recorder: JobRecorder,
     stop: _Stop,
 ) -> None:
-    """Conduct the jobs, each in a thread: this process forks nothing but commands of the scheduler."""
+    """Conduct each job in a thread. This process forks nothing but commands of the scheduler."""
     if not jobs:
         return
     for job in jobs:
@@ -246,7 +246,7 @@ def _conduct_all(
 
 def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
     kind = SpanningConductor if setting.job.kind is JobKind.WORLD else LeaseConductor
-    # It counts the time in the queue from here on.
+    # The conductor counts the time in the queue from here on.
     conductor: Conductor = kind(setting)
     if why := stop():
         conductor.close(JobOutcome(state=JobState.CANCELLED, reason=why))
@@ -261,12 +261,12 @@ def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
 
 
 def _facts(run: RunResult, stop: _Stop) -> Facts:
-    why = stop()  # which notes a signal, too
+    why = stop()  # notes a signal, too
     return msgspec.structs.replace(facts_of(run), deadline=why, signal=stop.signal or 0)
 
 
 class _Stop:
-    """Why the run must end now: a signal, or its deadline, from the moment on in which this is made."""
+    """Reason for which the run must end now: a signal, or the deadline, counted from the construction."""
 
     def __init__(self, deadline_s: float, signals: NotedSignals) -> None:
         self.signal: int | None = None
@@ -284,12 +284,12 @@ class _Stop:
         return ""
 
     def wait(self, limit_s: float) -> None:
-        """Wait for a signal, not longer than this."""
+        """Wait for a signal, at most this long."""
         select.select([] if self.signal else [self._signals], [], [], limit_s)
         self()
 
     def wait_for(self, child: Child) -> None:
-        """Stay with a child of pytest to its end; after a signal, or well after the deadline, it is asked to end."""
+        """Wait for a pytest child; after a signal, or well after the deadline, ask it to end."""
         heard: tuple[Child | NotedSignals, ...] = (child, self._signals)
         while child.poll() is None and not self._is_urgent():
             select.select(heard, [], [], TICK_S)

@@ -1,6 +1,8 @@
-"""The client's side of one job: hears its nodes, tells them what to do, judges, and knows when to give up.
+"""Client side of one job: receive messages of its nodes, send orders, judge, and give up when necessary.
 
-No process and no clock of its own: messages and the time in, orders out. :func:`conduct` connects it to a run.
+A conductor has no process and no clock of its own: messages and the time go in, orders come out. :func:`conduct`
+connects it to a run. The client decides everything and the nodes decide nothing, so nodes that are cut off from each
+other can still report what their ranks were doing.
 """
 
 from __future__ import annotations
@@ -61,31 +63,31 @@ _SCHEDULERS_WORD = (
     JobState.OUT_OF_MEMORY,
     JobState.NODE_LOST,
 )
-"""Why a scheduler ends a job that its client did not want to end: it knows more than the nodes that it told to."""
+"""States in which a scheduler ended a job against the client's will; it knows the reason, and the nodes do not."""
 
 
 class JobLimits(Frozen):
-    """How long the client waits, in seconds."""
+    """Time limits of the client, in seconds."""
 
     queue_s: float = QUEUE_LIMIT.default
-    """In the scheduler's queue."""
+    """Time in the queue of the scheduler."""
     start_s: float = NODES_READY_S
-    """From the first word of a node until all have collected; the same until a world is up."""
+    """Time from the first message of a node until all have collected, and until a world is up."""
     silence_s: float = SILENCE_LIMIT.default
-    """A node that says nothing for so long is lost."""
+    """Silence after which a node counts as lost."""
     overrun_s: float = NODE_OVERRUN_S
-    """Beyond a test's own limit, for evidence and for the end of its ranks."""
+    """Time beyond a test's own limit, for evidence and for the end of its ranks."""
 
 
 class ExpectedNode(Frozen):
-    """What nodes are compared with."""
+    """Versions and digest that nodes must have."""
 
     versions: Versions
     digest: str
 
 
 class JobSetting(NamedTuple):
-    """What a conductor is made of."""
+    """Constructor arguments of a conductor."""
 
     job: JobSpec
     recorder: JobRecorder
@@ -96,14 +98,14 @@ class JobSetting(NamedTuple):
 
 
 class Conductor(ABC):
-    """What the two kinds of jobs have in common."""
+    """Common part of the two kinds of jobs."""
 
     def __init__(self, setting: JobSetting) -> None:
         self.job = setting.job
         self.failure: JobOutcome | None = None
-        """Why the job is given up; None while it is not."""
+        """Reason why the job was given up, if it was."""
         self.refusal = ""
-        """Why its nodes must not run it; empty while they may."""
+        """Reason why the nodes must not run the job; empty if they may."""
         self._recorder = setting.recorder
         self._expected = setting.expected
         self._limits = setting.limits
@@ -123,7 +125,7 @@ class Conductor(ABC):
     # --- for `conduct`
 
     def hear(self, node: int, message: FromNode) -> Sequence[Message]:
-        """A node said something; what it is answered."""
+        """Handle a message of a node, and return the orders in reply."""
         now_s = self._clock()
         self._heard_s[node] = now_s
         self._running_s = self._running_s or now_s
@@ -141,13 +143,13 @@ class Conductor(ABC):
             case NodeDone(reason=reason):
                 self._on_done(node, reason)
             case _ if not self.refusal:
-                # The last words of nodes that are told to end count; what they would be answered does not.
+                # The last messages of nodes that were asked to end still count; orders in reply do not.
                 orders = self.on_message(node, message)
                 return () if self.failure else orders
         return ()
 
     def tick(self) -> Sequence[Message]:
-        """Time has passed; what to say, apart from an answer."""
+        """Check limits as time passes, and return orders."""
         now_s = self._clock()
         if self.failure is None and len(self._done) < self.job.shape.nodes:
             self._check_limits(now_s)
@@ -158,39 +160,39 @@ class Conductor(ABC):
         return orders
 
     def fail(self, state: JobState, reason: str, advice: str = "") -> None:
-        """Give the job up; the first reason counts."""
+        """Give up the job; the first reason counts."""
         self.failure = self.failure or JobOutcome(state=state, reason=reason, advice=advice)
 
     def refuse(self, reason: str) -> None:
-        """These nodes must not run this job."""
+        """Record that these nodes must not run the job, and give it up."""
         self.refusal = self.refusal or reason
         self.fail(JobState.REJECTED, reason)
 
     def note(self, seen: RunDescription) -> None:
-        """The scheduler said something new."""
+        """Record a description from the scheduler."""
         if seen.state is JobState.QUEUED and seen.reason and seen.reason != self._scheduler.reason:
             self._recorder.told(f"{self.job.name} waits: {seen.reason}")
         self._scheduler = seen
 
     def keep_output(self, line: bytes) -> None:
-        """A line that no agent wrote; worth showing where an agent never came up."""
+        """Keep a line that no agent wrote; it is shown if an agent never comes up."""
         self._output = [*self._output, line.decode("utf-8", "replace")][-_OUTPUT_KEPT:]
 
     @property
     def is_over(self) -> bool:
-        """Whether every node has said its last word, and the scheduler has had time to see it."""
+        """Whether all nodes have finished, and the scheduler has had time to notice."""
         goodbye_s = SCHEDULERS_WORD_S if self._ended_by_scheduler else GOODBYE_S
         return self._done_s is not None and self._clock() - self._done_s > goodbye_s
 
     def leave(self) -> None:
-        """Every node is done, and the scheduler does not confirm it."""
+        """Close the job without the scheduler's confirmation."""
         self._recorder.noted(
             f"{self.job.name}: every node is done, but the scheduler has not confirmed the end of the job"
         )
         self.close(JobOutcome(state=JobState.COMPLETED, reason="the scheduler has not confirmed its end"))
 
     def close(self, end: JobOutcome) -> None:
-        """The job has ended: judge what has no verdict yet."""
+        """Judge all tests without a verdict after the end of the job."""
         final = self.failure or end
         if self._ended_by_scheduler and end.state in _SCHEDULERS_WORD:
             final = end
@@ -202,27 +204,27 @@ class Conductor(ABC):
 
     @abstractmethod
     def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
-        """A message of this kind of job."""
+        """Handle a message of this kind of job."""
 
     @abstractmethod
     def on_all_ready(self) -> Sequence[Message]:
-        """All nodes have collected, and agree."""
+        """Continue once all nodes have collected and agree."""
 
     def on_tick(self) -> Sequence[Message]:
-        """What to say because time has passed."""
+        """Return orders that are due because time has passed."""
         return ()
 
     @abstractmethod
     def settle(self, end: JobOutcome) -> None:
-        """Give every test that has none a verdict."""
+        """Give a verdict to each test without one."""
 
-    def check_progress(self, now_s: float) -> None:  # noqa: B027  # a lease has no more
-        """Fail the job if it keeps a limit of its own kind no longer; called with each tick, while nodes work."""
+    def check_progress(self, now_s: float) -> None:  # noqa: B027 - optional: a lease has no further limits
+        """Fail the job if it exceeds a limit of its kind; called with each tick while nodes work."""
 
     # --- what both share
 
     def hosts(self) -> tuple[str, ...]:
-        """Names of the nodes; empty until all are known."""
+        """Return the names of the nodes; empty until all are known."""
         known = tuple(ready.host for _, ready in sorted(self._ready.items()))
         return known if len(known) == self.job.shape.nodes else ()
 
@@ -276,12 +278,12 @@ class Conductor(ABC):
 
 
 def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
-    """Bring a job to its end.
+    """Conduct a job to its end.
 
     Args:
-        run: the job, started.
-        conductor: decides.
-        stop: why the whole run must end now; empty while it must not.
+        run: the started job.
+        conductor: makes the decisions.
+        stop: returns why the whole run must end now; empty if it must not.
     """
     reader = LineReader()
     run.send(encode_order(TakeJob(job=conductor.job)))

@@ -1,6 +1,6 @@
-"""Makes jobs of the allocations of a run: a few leases for what fits one node, a few jobs for worlds that span nodes.
+"""Make jobs of the allocations of a run: a few leases for tests of one node, a few jobs for worlds that span nodes.
 
-The scheduler queues, places and packs the jobs; the planner only decides which tests travel together. Pure.
+The scheduler queues, places and packs the jobs; the planner only decides which tests share one. Pure functions.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from disttest.model import Frozen, TestCase
 from disttest.planning.timings import Timings
 
 FEWEST_JOBS, MOST_JOBS = 16, 128
-"""With the scheduler at once, unless a number is asked for: each is a process and a thread of the client."""
+"""Jobs submitted at a time by default; each is a process and a thread of the client."""
 
 
 def jobs_at_once(asked: int, capacity: Capacity) -> int:
-    """How many jobs a client has with its scheduler; 0 asks for as many as keep the pool busy."""
+    """Return how many jobs a client has with its scheduler; 0 asks for as many as keep the pool busy."""
     return asked or min(MOST_JOBS, max(FEWEST_JOBS, capacity.nodes))
 
 
 class Division(Frozen):
-    """How to divide."""
+    """Options of the division."""
 
     jobs: int
-    """Jobs of one shape at most; the pool runs no more at once."""
+    """Most jobs of one shape; the pool runs no more at a time."""
     gpus_per_node: int = 0
-    """GPUs that a job holds on each node; 0: as many as it has ranks there, where they compute on GPUs."""
+    """GPUs of a job on each node; 0 for as many as it has ranks on GPUs there."""
     limit_s: float = 0.0
-    """Wall time of a job; 0: from its tests' own limits."""
+    """Wall time of a job; 0 to derive it from the tests' own limits."""
     deadline_s: float = 0.0
-    """Of the whole run; 0: none."""
+    """Deadline of the whole run; 0 for none."""
     retries: int = 0
-    """How often a test may be tried again."""
+    """Retries of a test."""
     failed: frozenset[str] = frozenset()
-    """Tests that go first."""
+    """Tests to run first."""
     together: bool = False
     """Whether tests of one shape share one world."""
 
@@ -52,14 +52,14 @@ def divide(
     division: Division,
     template: JobSpec,
 ) -> tuple[JobSpec, ...]:
-    """The jobs of a run, widest first.
+    """Return the jobs of a run, widest first.
 
     Args:
-        tests: all that the run owes.
-        timings: what they are expected to take.
+        tests: all tests of the run.
+        timings: expected durations.
         capacity: the pool.
-        division: how to divide.
-        template: what all jobs have in common; its tests, kind, shape, id and limit are replaced.
+        division: options of the division.
+        template: common part of all jobs; its tests, kind, shape, id and limit are replaced.
     """
     pool = NodePool(
         nodes=capacity.nodes, gpus_per_node=capacity.gpus_per_node, cpus_per_node=capacity.cpus_per_node
@@ -92,9 +92,9 @@ def _gpus(division: Division, made: Allocation) -> int:
 
 
 def _limit_s(tests: Sequence[TestCase], timings: Timings, capacity: Capacity, division: Division) -> float:
-    """Three times what the tests are expected to take, and one of them up to its own limit at each attempt.
+    """Return three times the expected durations, with the full limit for each attempt of the test with the longest one.
 
-    Never beyond the run's deadline, nor beyond what the scheduler lets any job have.
+    The limit is at most the run's deadline and the scheduler's longest job.
     """
     if division.limit_s:
         return division.limit_s

@@ -1,4 +1,4 @@
-"""What all jobs of a run write into: one journal, one tree of logs, one line on the terminal for each test."""
+"""Common output of all jobs of a run: one journal, one tree of logs, a line on the terminal for each test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from disttest.runtime.messages.protocol import clean_text
 
 
 class JobRecorder(EventWriter):
-    """Shared by the threads that conduct the jobs."""
+    """Recorder shared by the threads that conduct the jobs."""
 
     def __init__(self, journal: Journal, home: Home, tell: Callable[[str], None]) -> None:
         super().__init__(journal)
@@ -27,16 +27,16 @@ class JobRecorder(EventWriter):
         self._lock = threading.RLock()
 
     def event(self, event: Event) -> None:
-        """Append an event as it is."""
+        """Append an event unchanged."""
         with self._lock:
             super().event(event)
 
     def world_ended(self, world_id: str, reason: str = "", cpu_steps: tuple[CpuStep, ...] = ()) -> None:
-        """A world has let go of its slots."""
+        """Record that a world has released its slots."""
         super().world_ended(world_id, clean_text(reason), cpu_steps)
 
     def test_finished(self, result: TestResult, *, again: bool = False) -> None:
-        """A test has its verdict, or another attempt follows; said on the terminal too."""
+        """Record the verdict of a test or attempt, and print it."""
         result = _clean(result)
         what = "AGAIN" if again else result.outcome.upper()
         tried = f" (attempt {result.attempt})" if again or result.attempt > 1 else ""
@@ -47,21 +47,21 @@ class JobRecorder(EventWriter):
                 self._tell(f"         {result.message}")
 
     def noted(self, message: str, nodeid: str = "", *, shown: bool = False) -> None:
-        """Something that a reader should know."""
+        """Record a note for the reader."""
         super().noted(clean_text(message), nodeid, shown=shown)
 
     def told(self, message: str) -> None:
-        """Progress, for the terminal only."""
+        """Print progress on the terminal only."""
         with self._lock:
             self._tell(message)
 
     def output(self, rank: int, lines: Sequence[str]) -> None:
-        """What a rank prints while it runs, for the terminal only: it comes again with the log."""
+        """Print output of a running rank on the terminal only: it comes again with the log."""
         tag = rank_tag(rank, colour=True)
         self.told("\n".join(f"{tag} {clean_text(line)}" for line in lines))
 
     def log(self, path: str, text: str) -> None:
-        """A rank's log. A path that leads out of the tree of logs is dropped: it comes from another machine."""
+        """Write a rank's log. It comes from another machine, so a path outside the tree of logs is dropped."""
         relative = PurePosixPath(path)
         if relative.is_absolute() or ".." in relative.parts or relative.parts[:1] != ("logs",):
             self.noted(f"a node sent a log for {path!r}, which is no place for logs: dropped")
@@ -72,7 +72,7 @@ class JobRecorder(EventWriter):
 
 
 def _clean(result: TestResult) -> TestResult:
-    """Text of schedulers and nodes can hold what no report can carry."""
+    """Remove characters that no report can contain from the texts of schedulers and nodes."""
     return msgspec.structs.replace(
         result,
         message=clean_text(result.message),

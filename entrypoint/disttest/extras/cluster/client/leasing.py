@@ -1,4 +1,4 @@
-"""Conducts a lease: takes over what its local run writes into its journal, and holds it against the records."""
+"""Conduct a lease: take over the journal of its local run, and check it against the records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
 class LeaseConductor(Conductor):
-    """One node that works by itself."""
+    """Conductor of one node that works on its own."""
 
     def __init__(self, setting: JobSetting) -> None:
         super().__init__(setting)
@@ -37,15 +37,15 @@ class LeaseConductor(Conductor):
         self._finished: set[str] = set()
         self._running: set[str] = set()
         self._failed: dict[str, TestResult] = {}
-        """Attempts that the node said it would follow with another one."""
+        """Failed attempts for which the node announced another attempt."""
         self._reason = ""
 
     def on_all_ready(self) -> Sequence[Message]:
-        """It works already."""
+        """Do nothing: the node is already working."""
         return ()
 
     def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
-        """An event of its journal."""
+        """Take over an event of the node's journal."""
         if isinstance(message, JournalLine):
             self._take(_decoder.decode(message.event), self._offsets_s.get(node, 0.0), self._name(node))
         return ()
@@ -99,10 +99,10 @@ class LeaseConductor(Conductor):
         self._recorder.test_finished(result, again=again)
 
     def settle(self, end: JobOutcome) -> None:
-        """What has no result is an error that carries the scheduler's reason."""
+        """Record an error with the scheduler's reason for each test without a result."""
         for nodeid, test in self._tests.items():
             if self.refusal:
-                # Whatever it has reported was of other sources than ours.
+                # The node's results came from other sources than the client's.
                 self._recorder.test_finished(
                     spoiled(test.nodeid, f"refused: {self.refusal}", at_s=self._recorder.now())
                 )
@@ -114,7 +114,7 @@ class LeaseConductor(Conductor):
                 self._recorder.test_finished(spoiled(test.nodeid, message, at_s=self._recorder.now()))
 
     def _let_stand(self, failure: TestResult, end: JobOutcome) -> None:
-        """The next attempt did not come, or not to its end."""
+        """Let a failure stand whose next attempt did not start or finish."""
         if failure.nodeid not in self._running:
             self._recorder.noted(f"not tried again: its job ended before: {end}", failure.nodeid)
             return

@@ -1,8 +1,8 @@
-"""From the records of all nodes, and the scheduler's word on how the job ended, to one verdict for each test. Pure.
+"""Derive the verdict of each test from the records of all nodes and the scheduler's reason for the end. Pure functions.
 
-A test passes only if every rank that it owes has a green record. A rank without a record is an error of the
-infrastructure, which carries the scheduler's reason; if it took all of its job's memory, it is the test's fault. The
-scheduler's exit code decides nothing: ``srun`` returned 0 in three of eight trials in which a node was killed.
+A test passes only if each of its ranks has a green record. A rank without a record is an infrastructure error with the
+scheduler's reason, except that taking all of the job's memory is the test's fault. The scheduler's exit code decides
+nothing: ``srun`` returned 0 in three of eight trials in which a node was killed.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from disttest.results.verdict import by_guilt, is_red, is_symptom, judge
 _MOST_NODES_NAMED = 8
 _PASSED = frozenset({RankState.PASSED, RankState.PARTLY})
 _WELL = _PASSED | {RankState.SKIPPED, RankState.NOT_RUN, RankState.XPASSED}
-"""What the ranks of a test that passed may have come to: every one, and where they may differ."""
+"""States of the ranks of a passed test: for all ranks, and where ranks may differ."""
 
 
 class PartitionRecord(Frozen):
-    """What one node's ranks did in a test."""
+    """Records of one node's ranks in a test."""
 
     nodeid: str
     node: int
     host: str
     ranks: tuple[RankRecord, ...]
     started_at_s: float = 0.0
-    """On the client's clock."""
+    """Start on the client's clock."""
     duration_s: float = 0.0
     cancelled: str = ""
-    """Why this node ended its ranks in the middle of the test, if nothing of theirs was the reason."""
+    """Reason why this node ended its ranks during the test, unless they were the reason themselves."""
     given_up: bool = False
-    """The client had given the job up by then, so that ``cancelled`` is the client's reason."""
+    """Whether the client had given up the job by then; ``cancelled`` is the client's reason in that case."""
 
 
 def verdict(
     job: JobSpec, records: Iterable[PartitionRecord], end: JobOutcome | None, *, hosts: Sequence[str] = ()
 ) -> tuple[TestResult, ...]:
-    """Judge every test of a job.
+    """Judge each test of a job.
 
     Args:
-        job: what was to run.
-        records: what came from the nodes, in any order; a later one of a node and test replaces an earlier one.
-        end: how the job ended; None while it has not, which leaves a rank without a record unexplained.
-        hosts: names of the nodes, in order, as far as they are known.
+        job: the job.
+        records: records of the nodes in any order; a later one of a node and test replaces an earlier one.
+        end: how the job ended; None if it has not, which leaves a missing record unexplained.
+        hosts: names of the nodes in order, as far as known.
     """
     by_test: dict[str, dict[int, PartitionRecord]] = {test.nodeid: {} for test in job.tests}
     for record in records:
@@ -78,7 +78,7 @@ def judge_partitions(
     }
     present = [by_rank[rank] for rank in sorted(by_rank) if 0 <= rank < test.world.size]
     missing = [rank for rank in range(test.world.size) if rank not in by_rank]
-    # A node without any record is named by its ranks; those that the client ended on the other nodes are its victims.
+    # A node without records is named by its ranks; ranks of other nodes that the client ended are its victims.
     is_named = bool(missing) and any(partition.given_up for partition in partitions)
     if end is not None and is_for_the_job(partitions) and not is_named:
         ended = {
@@ -89,6 +89,7 @@ def judge_partitions(
         }
         missing = sorted({*missing, *ended})
         present = [record for record in present if record.rank not in ended]
+    # A missing record outweighs a failure: the survivors' view of a machine that died proves nothing.
     started_at_s = min((partition.started_at_s for partition in partitions), default=0.0)
     duration_s = max((partition.duration_s for partition in partitions), default=0.0)
     if missing:
@@ -117,10 +118,10 @@ def judge_partitions(
 
 
 def is_for_the_job(partitions: Iterable[PartitionRecord]) -> bool:
-    """Whether some nodes ended their ranks because the job ended, and ranks of the other nodes, if any, did not pass.
+    """Whether nodes ended their ranks because the job ended, and the ranks of the other nodes did not all pass.
 
-    The scheduler ended the job, or the client gave it up because a node was lost. The peers of these ranks went away, so
-    their failures prove nothing. The reason for the end of the job decides.
+    The scheduler ended the job, or the client gave it up because a node was lost. The peers of these ranks went away,
+    so their failures prove nothing, and the reason for the end of the job decides.
     """
     known = tuple(partitions)
     others = [record for partition in known if not _was_ended(partition) for record in partition.ranks]
@@ -135,7 +136,7 @@ def _was_ended(partition: PartitionRecord) -> bool:
 
 
 def check_lease_result(test: TestCase, result: TestResult) -> TestResult:
-    """A lease's own verdict, held against its records: green needs a green record of every rank."""
+    """Check a lease's verdict against its records: a pass needs a green record of each rank."""
     if test.world is None or result.outcome.is_bad or not result.outcome.has_run or not _wants_ranks(test):
         return result
     allowed = _WELL if test.ranks_may_differ else _PASSED
@@ -162,7 +163,7 @@ def _without(
     hosts: Sequence[str],
     attempt: int,
 ) -> TestResult:
-    """Some ranks left no record: the machine's fault, whatever the others say, unless they took all of its memory."""
+    """Judge a test with missing records: an infrastructure error whatever the others report, unless memory ran out."""
     size = test.world.size if test.world else 0
     why = str(end) if end is not None else "their node went silent"
     message = f"{_ranks(missing)} of {size}{_where(test, missing, hosts)} left no record: {why}"
@@ -189,10 +190,10 @@ def _without(
 
 
 def _settle_hang(ranks: Sequence[RankRecord], timeout_s: float) -> list[RankRecord]:
-    """At a deadline nodes end their ranks within milliseconds of each other, not at once.
+    """Mark ranks as ended that noticed the end of their peers after the deadline.
 
-    A rank that notices the end of its peers on another node, after the deadline, is a victim of the hang like those
-    peers, and not the culprit.
+    Nodes end their ranks within milliseconds of each other. A rank that notices the end of peers on another node is a
+    victim of the hang, as they are, and not the culprit.
     """
     if not any(rank.hung for rank in ranks):
         return list(ranks)
@@ -203,19 +204,19 @@ def _settle_hang(ranks: Sequence[RankRecord], timeout_s: float) -> list[RankReco
 
 
 def _settle_cancellation(ranks: Sequence[RankRecord]) -> list[RankRecord]:
-    """Nodes end their ranks within milliseconds of each other: a rank that noticed the end of its peers was ended, too."""
+    """Mark ranks as ended that noticed the end of their peers, which other nodes ended milliseconds earlier."""
     return [_as_ended(rank) if is_red(rank) and is_symptom(rank) else rank for rank in ranks]
 
 
 def _as_ended(rank: RankRecord, *, hung: bool = False) -> RankRecord:
-    """The record as if the rank had been ended before it noticed that its peers were gone."""
+    """Return the record as if the rank had been ended before it noticed that its peers were gone."""
     return msgspec.structs.replace(
         rank, end=RankEnd.KILLED, outcome=None, failed_after_s=None, hung=hung or rank.hung
     )
 
 
 def _name_nodes(result: TestResult) -> TestResult:
-    """Say on which node the ranks of the finding are."""
+    """Append the nodes of the affected ranks to the message."""
     if not result.outcome.is_bad:
         return result
     by_host: dict[str, list[int]] = {}
@@ -231,7 +232,7 @@ def _name_nodes(result: TestResult) -> TestResult:
 
 
 def _where(test: TestCase, ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """`` on node n2``, where the names of the nodes are known."""
+    """Format `` on node n2``; empty if the names of the nodes are unknown."""
     if not hosts or test.world is None:
         return ""
     names = sorted({hosts[rank // test.world.ranks_per_node] for rank in ranks})
@@ -239,7 +240,7 @@ def _where(test: TestCase, ranks: Sequence[int], hosts: Sequence[str]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-3``, ``ranks 0,2``."""
+    """Format ``rank 3``, ``ranks 0-3`` or ``ranks 0,2``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     whole = list(ranks) == list(range(ranks[0], ranks[-1] + 1))

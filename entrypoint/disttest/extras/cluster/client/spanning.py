@@ -1,4 +1,4 @@
-"""Conducts the worlds of a job that spans nodes: all nodes in step, one verdict from the records of all."""
+"""Conduct the worlds of a job that spans nodes: keep all nodes in step, and judge from the records of all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from disttest.runtime.messages.protocol import Message, TestJudged
 
 
 class SpanningConductor(Conductor):
-    """A world at a time, a test at a time: each step when every node has taken the one before."""
+    """Runs one world and one test at a time. Each step starts when all nodes have finished the one before."""
 
     def __init__(self, setting: JobSetting) -> None:
         super().__init__(setting)
@@ -41,29 +41,29 @@ class SpanningConductor(Conductor):
         self._worlds = [list(tests) for tests in setting.job.worlds]
         self._number = 0
         self._world_s: float | None = None
-        """When the current world was opened; None while there is none."""
+        """When the current world was opened; None without a world."""
         self._up: set[int] = set()
         self._gone: set[int] = set()
         self._test: int | None = None
         self._begun: list[int] = []
-        """The tests that the current world has begun, in order."""
+        """Tests that the current world has begun, in order."""
         self._test_s = 0.0
         self._told_failure = False
         self._evidence: set[int] = set()
         self._partitions: dict[int, dict[int, PartitionRecord]] = {}
         self._healthy = True
         self._lost: JobOutcome | None = None
-        """Why a node's ranks left no record of the running test, where its supervisor died."""
+        """Reason why a node's ranks left no record of the running test: their supervisor died."""
         self._judged: dict[int, TestResult] = {}
-        """Verdicts that count: no other attempt follows."""
+        """Final verdicts: no other attempt follows."""
         self._pausing = False
 
     def on_all_ready(self) -> Sequence[Message]:
-        """Have the nodes open the first world."""
+        """Order the nodes to open the first world."""
         return self._open_next()
 
     def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
-        """What one node has done, and the next step once all have done the same."""
+        """Handle the progress of one node; start the next step once all have finished this one."""
         match message:
             case Listening(address=address, port=port):
                 return self._join(address, port)
@@ -81,14 +81,14 @@ class SpanningConductor(Conductor):
         return ()
 
     def on_tick(self) -> Sequence[Message]:
-        """A broken machine has had its pause."""
+        """Open the next world when the pause after an infrastructure error is over."""
         return self._open_next() if self._pausing and not self._retries.due_in_s() else ()
 
     # --- worlds
 
     def _open_next(self) -> Sequence[Message]:
         self._worlds = [tests for tests in self._worlds if tests]
-        if not self._worlds:  # what is tried again comes last, each in a world of its own
+        if not self._worlds:  # retries come last, each in a separate world
             self._worlds = [[self._numbers[batch.nodeids[0]]] for batch in self._retries.due()]
         self._pausing = not self._worlds and self._retries.open
         if not self._worlds:
@@ -131,7 +131,7 @@ class SpanningConductor(Conductor):
         return self._open_next()
 
     def _lose_share(self, node: int, failure: str) -> Sequence[Message]:
-        """The supervisor of a node's ranks died: its ranks leave no record, the others are told to stop."""
+        """Handle the death of a node's supervisor: its ranks leave no record, and the others are asked to stop."""
         self._healthy = False
         self._lost = JobOutcome(state=JobState.RUNNING, reason=failure)
         orders: list[Message] = []
@@ -142,7 +142,7 @@ class SpanningConductor(Conductor):
             self._partitions.setdefault(self._test, {})[node] = lost
             orders += self._judge_if_complete(self._test)
         elif not self._all(self._up) and self._worlds[0]:
-            # It never came to a test. The next one is blamed, so that no job starts worlds for ever.
+            # It never reached a test. The next one is blamed, so that the job does not start worlds forever.
             number = self._worlds[0].pop(0)
             self._judge(number, spoiled(self.job.tests[number].nodeid, failure, at_s=self._recorder.now()))
             orders.append(CloseWorld(world=self._number))
@@ -181,7 +181,10 @@ class SpanningConductor(Conductor):
         return self._agree(test)
 
     def _agree(self, test: int) -> Sequence[Message]:
-        """When every node has its evidence, the ranks may be ended; a node that is done keeps nobody waiting."""
+        """Permit ending the ranks when all nodes have their evidence. A node that has finished is not waited for.
+
+        The end of a rank on one node looks like a broken connection on another, which would be blamed for it.
+        """
         if test != self._test or not self._evidence:
             return ()
         finished = set(self._partitions.get(test, {}))
@@ -189,7 +192,7 @@ class SpanningConductor(Conductor):
 
     def _on_partition(self, node: int, message: PartitionDone) -> Sequence[Message]:
         if message.attempt != self._attempt_of(message.test):
-            return ()  # a rank died late in an attempt that has failed already, and another one will follow
+            return ()  # a late death in an attempt that already failed
         test = self.job.tests[message.test]
         offset_s = self._offsets_s.get(node, 0.0)
         record = PartitionRecord(
@@ -204,7 +207,7 @@ class SpanningConductor(Conductor):
         )
         self._partitions.setdefault(message.test, {})[node] = record
         self._healthy = self._healthy and message.healthy
-        if message.test in self._judged:  # a rank died after its test was judged
+        if message.test in self._judged:  # a rank died after the verdict of its test
             self._judge(message.test, self._verdict(message.test, None))
             return ()
         return [*self._agree(message.test), *self._judge_if_complete(message.test)]
@@ -215,7 +218,7 @@ class SpanningConductor(Conductor):
             return ()
         cancelled = self.failure is not None and self.failure.state is JobState.CANCELLED
         if is_for_the_job(partitions.values()) and not cancelled:
-            return ()  # the job is over; its end is known in a moment
+            return ()  # the job is ending; its reason will be known in a moment
         verdict = self._verdict(test, self._lost)
         self._healthy = self._healthy and not verdict.outcome.is_bad
         self._judge(test, verdict)
@@ -231,7 +234,7 @@ class SpanningConductor(Conductor):
         )
 
     def _judge(self, number: int, result: TestResult) -> None:
-        """Write a verdict down; it counts unless there is budget for another attempt."""
+        """Record a verdict; it is final unless there is a budget for another attempt."""
         test = self.job.tests[number]
         result = msgspec.structs.replace(
             result,
@@ -254,14 +257,14 @@ class SpanningConductor(Conductor):
             )
 
     def _before(self, number: int) -> tuple[str, ...]:
-        """The tests that ran before this one in its world, by the ids that select them."""
+        """Return the tests that ran before this one in its world, by the ids that select them."""
         earlier = self._begun[: self._begun.index(number)] if number in self._begun else ()
         return tuple(self.job.tests[each].selected_by for each in earlier)
 
     # --- the end
 
     def check_progress(self, now_s: float) -> None:
-        """A test that is over on no node long after its limit: somebody does not answer, and still says it lives."""
+        """Fail the job if a test has not ended on a node long after its limit, although the node seems alive."""
         limits = self._limits
         if self._test is not None and self._test not in self._judged:
             limit_s = self.job.tests[self._test].timeout_s + limits.overrun_s
@@ -277,7 +280,7 @@ class SpanningConductor(Conductor):
             self.fail(JobState.NODE_LOST, f"the ranks were not up on all nodes after {limits.start_s:g} s")
 
     def settle(self, end: JobOutcome) -> None:
-        """Every test that has no verdict gets one: from the records that are there, and the scheduler's word."""
+        """Judge each test without a verdict from the available records and the scheduler's reason."""
         if self._world_s is not None and self._number:
             self._recorder.world_ended(self._world_id, str(end))
         self._retries.stop()
@@ -291,7 +294,7 @@ class SpanningConductor(Conductor):
             elif number in self._partitions or number == self._test:
                 self._judge(number, self._verdict(number, end))
             elif self._retries.withdraw(test.nodeid) is not None:
-                # Its failure is written down, and stands.
+                # The recorded failure stands.
                 self._recorder.noted(f"not tried again: its job ended before: {end}", test.nodeid)
             else:
                 message = f"did not start: its job ended before: {end}"

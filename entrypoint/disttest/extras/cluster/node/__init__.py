@@ -1,1 +1,1 @@
-"""What runs on a node of a job: the agent, and its share of the work."""
+"""Node side of a job: the agent, and its part of the work."""

@@ -1,9 +1,9 @@
-"""The node agent: one process on each node of a job, between the scheduler and what runs there.
+"""The node agent: one process on each node of a job, between the scheduler and the work.
 
-It takes the job from its standard input, starts the work (a whole local run, or a share of spanning worlds), passes
-lines both ways, and leaves nothing behind: whatever ends the job, it lets the work say its last words, kills what is
-left of its tree (children in sessions of their own too, which schedulers overlook), and says that it is done. It
-restarts nothing.
+It takes the job from its standard input, starts the work (a local run, or a part of worlds that span nodes), and passes
+lines both ways. Whatever ends the job, the agent lets the work send its last messages, kills the rest of its process
+tree (including children in sessions of their own, which schedulers overlook), and reports that it is done. It restarts
+nothing.
 """
 
 from __future__ import annotations
@@ -59,28 +59,28 @@ _CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Work(Protocol):
-    """What an agent supervises."""
+    """Work that an agent supervises."""
 
     child: Child
 
     def lines(self) -> Iterator[bytes]:
-        """Messages (their JSON) that are there to be passed on."""
+        """Yield messages (as JSON) to pass on."""
 
     def descriptors(self) -> list[int]:
-        """What becomes readable when there may be more."""
+        """Return the descriptors that become readable when there may be more messages."""
 
     def obey(self, line: bytes) -> None:
-        """An order from the client."""
+        """Handle an order of the client."""
 
     def cancel(self, reason: str) -> None:
-        """Have it end."""
+        """Ask the work to end."""
 
     def exit_reason(self) -> str:
-        """Why it ended, if not as it should have; empty otherwise."""
+        """Return why it ended irregularly; empty if it did not."""
 
 
 class Agent:
-    """The life of one agent."""
+    """One agent."""
 
     def __init__(self, assignment: NodeAssignment) -> None:
         self._assignment = assignment
@@ -95,7 +95,7 @@ class Agent:
         os.set_blocking(1, False)
 
     def run(self) -> None:
-        """Take the job, do it, leave nothing."""
+        """Take the job, run it, and clean up."""
         adopt_orphans()
         with (
             contextlib.closing(NotedSignals(_CANCELLING)) as signals,
@@ -207,7 +207,7 @@ class Agent:
     # --- the lines
 
     def _leave_word(self) -> None:
-        """Tell the scheduler why, too: the way to the client may be what has failed."""
+        """Leave the reason with the scheduler too: the connection to the client may be the problem."""
         if self._reason and self._assignment.last_word:
             with contextlib.suppress(OSError):
                 Path(self._assignment.last_word).write_text(self._reason, "utf-8", "replace")
@@ -218,7 +218,7 @@ class Agent:
         self._flush(0.0)
 
     def _flush(self, limit_s: float) -> None:
-        """Write what the pipe takes; nobody waits for a client that does not read, but at the very end."""
+        """Write what the pipe accepts. A client that does not read is not waited for, except at the very end."""
         deadline = monotonic() + limit_s
         while self._out:
             try:
@@ -264,5 +264,5 @@ class Agent:
 
 
 def own_output() -> None:
-    """Whatever else prints in this process goes to standard error: standard output carries messages."""
+    """Redirect other output of this process to standard error: standard output carries messages."""
     sys.stdout = sys.stderr

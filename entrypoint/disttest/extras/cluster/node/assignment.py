@@ -1,4 +1,4 @@
-"""Which node of its job an agent is on, and what it was granted there: from the scheduler's variables, by a table."""
+"""Find an agent's node and its granted GPUs, from the scheduler's variables and a table of their names."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _SIOCGIFADDR = 0x8915
 
 
 class NodeAssignment(Frozen):
-    """An agent's place in its job."""
+    """Place of an agent in its job."""
 
     scheduler: str
     node: int
     nodes: int
     host: str
     gpus: tuple[str, ...]
-    """What was granted, as ``CUDA_VISIBLE_DEVICES`` names it."""
+    """Granted GPUs, as ``CUDA_VISIBLE_DEVICES`` names them."""
     address: str
-    """Of this node, on the network that connects the nodes."""
+    """Address of this node on the network that connects the nodes."""
     interface: str
-    """The network interface with that address."""
+    """Network interface with that address."""
     last_word: str = ""
-    """Path of the file from which the scheduler takes the reason to end; empty: it takes none."""
+    """File from which the scheduler reads an agent's reason for its end; empty if it reads none."""
 
 
 def find_assignment(environ: Mapping[str, str]) -> NodeAssignment:
-    """Find it.
+    """Find the assignment.
 
     Raises:
-        UsageError: no scheduler has left its variables here, or they make no sense.
+        UsageError: the variables of a scheduler are missing or invalid.
     """
-    # The local scheduler first: its agents may run inside an allocation of another one.
+    # The local scheduler comes first: its agents may run inside an allocation of another one.
     table = [scheduler_named(name).NODE_VARIABLES for name in LAUNCHERS]
     for row in table:
         if _first(environ, row.node) is not None:
@@ -71,9 +71,9 @@ def _read(row: NodeVariables, environ: Mapping[str, str]) -> NodeAssignment:
 
 
 def _gpus(row: NodeVariables, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """As ``CUDA_VISIBLE_DEVICES`` names them here.
+    """Return the granted GPUs as ``CUDA_VISIBLE_DEVICES`` names them here.
 
-    The number of a GPU on its node means nothing in a container that sees no others; its UUID does.
+    A GPU's number on its node is meaningless in a container that sees no other GPUs; its UUID is valid.
     """
     visible = _first(environ, row.gpus) or ""
     named = () if visible in _NO_GPUS else tuple(visible.split(","))
@@ -98,7 +98,7 @@ def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
 
 
 def facing(peer: str) -> str:
-    """The address of this machine from which ``peer`` is reached; loopback if it cannot be told. Sends nothing."""
+    """Return the address of this machine that faces ``peer``; loopback if unknown. Sends nothing."""
     if not peer:
         return "127.0.0.1"
     try:
@@ -110,14 +110,14 @@ def facing(peer: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an IPv4 address; loopback if none does."""
+    """Return the interface with an IPv4 address; loopback if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", os.fsencode(name)[:15])
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
-                continue  # it has no IPv4 address
+                continue  # no IPv4 address
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return "lo"

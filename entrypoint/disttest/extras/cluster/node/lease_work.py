@@ -1,4 +1,4 @@
-"""The work of an agent that holds a lease: a whole local run, whose journal and logs travel as they are written."""
+"""Work of an agent with a lease: a local run, whose journal and logs are sent while they are written."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from disttest.runtime.messages.protocol import Message
 
 _TAIL = 4096
 _HEAD = (RunStarted, TestCollected, CollectionFailed, Noted)
-"""Events that come before the first test runs."""
+"""Events before the first test runs."""
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
 def timings_journal(job: JobSpec) -> bytes:
-    """What the client knows of the tests, as the journal of an earlier run."""
+    """Encode the client's timings as the journal of an earlier run."""
     events: list[Event] = []
     expected_s = job.expected_s or (UNKNOWN_S,) * len(job.tests)
     for number, (test, seconds) in enumerate(zip(job.tests, expected_s, strict=True)):
         events.append(TestCollected(at_s=0.0, test=test))
         passed = TestResult(nodeid=test.nodeid, outcome=Outcome.PASSED, duration_s=seconds)
         events.append(TestFinished(at_s=0.0, result=passed))
-        if number in job.failed:  # after that
+        if number in job.failed:  # later than the pass
             again = TestResult(nodeid=test.nodeid, outcome=Outcome.FAILED, started_at_s=1.0)
             events.append(TestFinished(at_s=1.0, result=again))
     return b"".join(msgspec.json.encode(event) + b"\n" for event in events)
@@ -86,7 +86,7 @@ class LeaseWork:
         ]
         inner = [f"--disttest-only={only}", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
         if job.live_output:
-            # Ranks are followed by their logs; what other tests print belongs into their reports.
+            # The logs of ranks are followed; the output of ordinary tests belongs to their reports.
             inner.append("--capture=fd")
         if job.expected_s or job.failed:
             timings = folder / "timings.jsonl"
@@ -105,11 +105,11 @@ class LeaseWork:
         ]
 
     def descriptors(self) -> list[int]:
-        """None: a journal is a file, and is looked at every tick."""
+        """Return none: a journal is a file, and is polled every tick."""
         return []
 
     def lines(self) -> Iterator[bytes]:
-        """What the journal has new, the logs of the tests that it says are finished, and what running ranks print."""
+        """Yield new events of the journal, the logs of finished tests, and the output of running ranks."""
         for text in self._new_lines():
             event = _decoder.decode(text)
             for message in self._messages(event, text):
@@ -152,15 +152,15 @@ class LeaseWork:
         return list(filter(None, self._read.feed(chunk)))
 
     def obey(self, line: bytes) -> None:
-        """A lease takes no orders but the end."""
+        """Ignore orders: a lease knows only the end."""
 
     def cancel(self, reason: str) -> None:
-        """Have the run end: it writes its journal to the end."""
+        """Ask the run to end; it completes its journal."""
         del reason
         self.child.signal(signal.SIGTERM)
 
     def exit_reason(self) -> str:
-        """What it printed, if it ended without a word in its journal."""
+        """Return the output of a run that ended without events of tests."""
         ended = self.child.poll()
         if ended is None or self._ready:
             return ""

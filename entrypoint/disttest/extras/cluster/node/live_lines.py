@@ -1,7 +1,8 @@
-"""What ranks of this node print while their test runs, for a client that shows it; no rank can fill the channel.
+"""Live output of the ranks of this node, limited so that no rank can fill the channel.
 
-Each rank may send ``AT_ONCE`` bytes, and ``A_SECOND`` more in each second. Of a rank that writes more, the newest second's
-worth goes out once a second, behind a line that says how much is left out.
+Each rank may send ``AT_ONCE`` bytes, and ``A_SECOND`` more in each second. Of a rank that writes more, the newest
+``A_SECOND`` bytes are sent once a second, after a line that states how much is left out. Without a limit the output of
+a rank would delay verdicts in the same pipe; the complete log follows after the test.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ A_SECOND = 16 * 1024
 
 
 class _Allowance:
-    """How many bytes a rank may send now."""
+    """Bytes that a rank may send now."""
 
     def __init__(self, now_s: float) -> None:
         self.left = float(AT_ONCE)
@@ -35,7 +36,7 @@ class LiveLines:
 
     Args:
         results: the node's results directory.
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
         asked: whether the client shows output; otherwise nothing is read or sent.
     """
 
@@ -48,7 +49,7 @@ class LiveLines:
 
     @property
     def is_following(self) -> bool:
-        """Whether a test runs whose output is to be sent."""
+        """Whether a test runs whose output is sent."""
         return bool(self._followed)
 
     def begin(self, nodeid: str, folder: str) -> None:
@@ -57,13 +58,13 @@ class LiveLines:
             self._followed[nodeid] = GrowingLogs(folder)
 
     def look(self) -> Iterator[RankOutput]:
-        """What is new, as far as ranks may send it."""
+        """Yield new output within the ranks' allowances."""
         for logs in self._followed.values():
             for log in logs.found_in(self._results):
                 yield from self._news(log)
 
     def end(self, nodeid: str) -> Iterator[RankOutput]:
-        """What is left of a test whose ranks are done."""
+        """Yield the rest of the output of a test whose ranks are done."""
         logs = self._followed.pop(nodeid, None)
         for log in logs.found_in(self._results) if logs else ():
             left = int(self._allowance(log).left)
@@ -89,7 +90,7 @@ class LiveLines:
 
 
 def _skip_to(log: GrowingLog, newest: int) -> list[str]:
-    """Leave out what does not fit; returns the line that says so, if there is one."""
+    """Skip output that does not fit. Return a line that says so, if there is any."""
     if log.waiting <= newest:
         return []
     left_out = count(log.skip_all_but(newest), "byte")

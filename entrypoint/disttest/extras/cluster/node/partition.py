@@ -1,7 +1,8 @@
-"""A node's share of worlds that span nodes: the controller of the pytest process there.
+"""A node's part of worlds that span nodes: the controller in the pytest process of the node.
 
-It does what the client says and decides nothing: opens the rendezvous (node 0), starts its ranks of a world, runs a
-test when all nodes are ready, passes on what its ranks did. The ranks live under the same supervision as any others.
+It follows the client's orders and decides nothing: it opens the rendezvous (node 0), starts its ranks of a world, runs
+a test when all nodes are ready, and passes on the records of its ranks. The ranks have the same supervisor as on one
+machine.
 """
 
 from __future__ import annotations
@@ -78,12 +79,12 @@ _CHUNK = 1 << 16
 
 
 class PartitionOrder(Frozen):
-    """What the agent tells the pytest process through a file."""
+    """Order of the agent for the pytest process, passed in a file."""
 
     job: JobSpec
     assignment: NodeAssignment
     fd: int
-    """The socket to the agent."""
+    """Socket to the agent."""
 
 
 def serve_partition(session: pytest.Session, run: RunSession, path: Path) -> None:
@@ -100,7 +101,7 @@ def serve_partition(session: pytest.Session, run: RunSession, path: Path) -> Non
 
 
 class _AgentLine:
-    """The line to the agent: JSON documents, one a line, both ways."""
+    """Connection to the agent: JSON documents, one a line, both ways."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -150,7 +151,7 @@ class PartitionController(Listener):
         self._hazard = fork_hazard(on_gpus=run.host.device != "cpu")
 
     def run(self) -> None:
-        """Say what is here, then obey until the job is over."""
+        """Report what was collected, then follow orders until the job is over."""
         self._line.send(
             NodeReady(
                 host=self._assignment.host,
@@ -203,7 +204,7 @@ class PartitionController(Listener):
                 self._over = True
 
     def _tell_world(self, message: Message, test: int | None = None) -> None:
-        """Pass an order on; one about a test that is over comes too late and is dropped."""
+        """Pass an order on. An order for a test that is over comes too late and is dropped."""
         world = self._world
         if world is None:
             return
@@ -212,7 +213,7 @@ class PartitionController(Listener):
             world.channel.send(message)
 
     def _open(self, world: int) -> None:
-        """Choose the port of the rendezvous by listening on it: nobody else can take it any more."""
+        """Choose the port of the rendezvous by listening on it, so that no other process can take it."""
         if self._assignment.node != 0:
             return
         try:
@@ -275,11 +276,11 @@ class PartitionController(Listener):
     # --- what the world says
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:
-        """The ranks here start a test."""
+        """Follow the logs of a test that begins."""
         self._live.begin(test.nodeid, test.log_folder(world.attempts[test.nodeid]))
 
     def on_word(self, world: LiveWorld, message: object) -> None:
-        """Pass it on."""
+        """Pass a message of the world on."""
         match message:
             case WorldUp():
                 self._line.send(PartitionUp(world=self._world_number))
@@ -289,7 +290,7 @@ class PartitionController(Listener):
                 self._line.send(EvidenceTaken(test=self._running(world)))
 
     def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
-        """The ranks of this node are done with a test: their records, then their logs."""
+        """Send the records of this node's ranks, then their logs."""
         del world
         result = judged.result
         self._send_all(self._live.end(test.nodeid))
@@ -307,7 +308,7 @@ class PartitionController(Listener):
         self._send_all(log_texts(self._workplace.results, result.ranks))
 
     def on_ended(self, world: LiveWorld, ended: Exit) -> None:
-        """A world and all its processes are gone."""
+        """Report that a world and all its processes are gone."""
         closed, failure = world.closed, world.failure
         if closed is None and not failure:
             text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
@@ -332,10 +333,10 @@ class PartitionController(Listener):
 
 
 def listen(address: str, ports: tuple[int, int]) -> socket.socket:
-    """A listening socket on a port of the kernel's choice, or on the first free one of a range; retried when taken.
+    """Listen on a port that the kernel chooses, or on the first free one of a range; retry if all are taken.
 
     Raises:
-        InfrastructureError: every port of the range is taken.
+        InfrastructureError: each port of the range is taken.
     """
     for attempt in Retrying(
         stop=stop_after_attempt(PORT_ATTEMPTS),

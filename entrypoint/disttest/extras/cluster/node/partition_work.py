@@ -1,4 +1,4 @@
-"""The work of an agent whose node has a share of spanning worlds: a pytest process that collects and forks ranks."""
+"""Work of an agent with a part of worlds that span nodes: a pytest process that collects and forks ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TAIL = 4096
 
 
 class PartitionWork:
-    """A pytest process that serves a node's share (see :mod:`disttest.extras.cluster.node.partition`)."""
+    """A pytest process for a node's part of worlds (see :mod:`disttest.extras.cluster.node.partition`)."""
 
     def __init__(self, job: JobSpec, assignment: NodeAssignment, folder: Path) -> None:
         self._job = job
@@ -65,11 +65,11 @@ class PartitionWork:
         self._line.setblocking(False)
 
     def descriptors(self) -> list[int]:
-        """The line to it."""
+        """Return the socket of the pytest process."""
         return [] if self._at_end else [self._line.fileno()]
 
     def lines(self) -> Iterator[bytes]:
-        """What it has said."""
+        """Yield its messages."""
         with contextlib.suppress(BlockingIOError):
             while not self._at_end:
                 chunk = self._receive()
@@ -83,18 +83,18 @@ class PartitionWork:
             return b""
 
     def obey(self, line: bytes) -> None:
-        """Pass an order on; orders are short, and it always listens."""
+        """Pass an order on; orders are short, and the process always reads them."""
         self._line.setblocking(True)
         with contextlib.suppress(OSError):
             self._line.sendall(line + b"\n")
         self._line.setblocking(False)
 
     def cancel(self, reason: str) -> None:
-        """Have it end its world, with evidence."""
+        """Ask it to end its world, with evidence."""
         self.obey(msgspec.json.encode(CancelJob(reason=reason)))
 
     def exit_reason(self) -> str:
-        """Why it ended, if not as told."""
+        """Return why it ended irregularly; empty if it did not."""
         ended = self.child.poll()
         if ended is None or ended.code in (0, 1, 5):
             return ""

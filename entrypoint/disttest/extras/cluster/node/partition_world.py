@@ -1,4 +1,4 @@
-"""The part of a world that is on one node: its ranks, in step with those of the other nodes."""
+"""Part of a world on one node: its ranks, in step with those of the other nodes."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
 
 
 class _SharedAttempt(Attempt):
-    """An attempt whose first failure is told to the other nodes."""
+    """An attempt that reports its first failure to the other nodes."""
 
     on_failure: Callable[[], None]
 
     def note_failure(self, at_s: float) -> None:
-        """Remember the first failure, and pass it on if it happened here."""
+        """Record the first failure, and report it if it happened on this node."""
         first = self.failed_s is None
         super().note_failure(at_s)
         if first:
             self.on_failure()
 
     def note_lost_peer(self, at_s: float) -> None:
-        """Pass it on like any other: the peer may be on another node, of whose ranks nothing is known here."""
+        """Report it like any other failure: the peer may be on another node, whose ranks are unknown here."""
         self.note_failure(at_s)
 
     def note_peer_failure(self, at_s: float) -> None:
-        """A rank of another node has failed: the grace of the ranks here begins."""
+        """Record a failure on another node: the grace period of the ranks here begins."""
         super().note_failure(at_s)
 
 
 class PartitionWorld(WorldSupervisor):
-    """The supervisor of one node's ranks."""
+    """Supervisor of one node's ranks."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class PartitionWorld(WorldSupervisor):
         super()._run_tests()
         attempt = self._ranks.attempt
         if attempt is not None and attempt.failed_s is None:
-            # Ranks of other nodes may be at the last test still, and use the store of node 0.
+            # Ranks of other nodes may still be in the last test, and use the store of node 0.
             self._wait_for_turn(len(self._order.tests))
 
     def _may_run(self, index: int) -> bool:
@@ -99,7 +99,7 @@ class PartitionWorld(WorldSupervisor):
         return self._turns > index
 
     def _wait_for_turn(self, index: int) -> None:
-        """Wait until every node is done with the test before; there may be no turn, but an end."""
+        """Wait until all nodes are done with the test before, or until the world is to end."""
         while self._turns <= index and not (self._dismissed or self._reason or self._abandoned):
             self._ranks.wait(TICK_S)
 
@@ -130,7 +130,7 @@ class PartitionWorld(WorldSupervisor):
                 super()._on_order(message)
 
     def _wait_for_evidence(self) -> None:
-        """Keep the ranks as they are until every node has asked its own: the end of one rank changes the others."""
+        """Keep the ranks unchanged until all nodes have their evidence: the end of one changes the others."""
         self._controller.send(EvidenceReady())
         deadline = monotonic() + EVIDENCE_AGREED_S
         while not (self._agreed or self._reason or self._abandoned) and monotonic() < deadline:
@@ -141,7 +141,7 @@ class PartitionWorld(WorldSupervisor):
             self._on_controller()
 
     def _judge(self, attempt: JudgedAttempt) -> TestResult:
-        """What the ranks here did; the verdict is found where the records of all nodes are."""
+        """Return the records of these ranks; the client judges with the records of all nodes."""
         return self._told(attempt.attempt)
 
     def _told(self, attempt: Attempt) -> TestResult:
@@ -158,6 +158,6 @@ class PartitionWorld(WorldSupervisor):
         )
 
     def _report(self, attempt: Attempt, result: TestResult, reports: tuple[str, ...] = ()) -> None:
-        """Send the records up."""
+        """Send the records to the controller."""
         del reports
         self._controller.send(TestJudged(result=result, healthy=self._is_healthy(attempt)))

@@ -1,4 +1,4 @@
-"""What leaves a node besides verdicts: the logs of its ranks, capped."""
+"""Logs of a node's ranks that are sent to the client, up to a limit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from disttest.runtime.messages.protocol import clean_text
 from disttest.safe_open import Tree
 
 LIMIT = 512 * 1024
-"""Bytes of one rank's log of one test that travel, of ranks that failed or were ended: head and tail."""
+"""Bytes of a log to send for a rank that failed or was ended: head and tail."""
 GREEN_LIMIT = 32 * 1024
-"""The same of a rank that passed or skipped."""
+"""The same for a rank that passed or skipped."""
 
 
 def log_texts(results: Path, ranks: Iterable[RankRecord]) -> Iterator[LogText]:
-    """The logs of these ranks, empty ones too, since their paths are told; a log that is missing is left out."""
+    """Yield the logs of these ranks, including empty ones, since reports name them; skip missing logs."""
     try:
         tree = Tree(results)
     except OSError:
@@ -32,7 +32,7 @@ def log_texts(results: Path, ranks: Iterable[RankRecord]) -> Iterator[LogText]:
 
 
 def read_capped(fd: int, limit: int) -> str:
-    """A file as text, and closed; of one that is too long the head and the tail, with a mark between."""
+    """Read and close a file as text; of one that is too long only head and tail, with a mark between."""
     with os.fdopen(fd, "rb") as file:
         size = os.fstat(fd).st_size
         if size <= limit:

@@ -1,1 +1,1 @@
-"""What client, nodes and schedulers agree on: jobs, messages, and what a scheduler has to offer."""
+"""Protocol of client, nodes and schedulers: jobs, messages, capacities."""

@@ -1,4 +1,4 @@
-"""What has to be the same on the client and on every node: versions, and the tests with their sources."""
+"""Fingerprint that has to be equal on the client and all nodes: versions, and the tests with their sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from disttest.plugin_manager import plugin_manager, plugins_differ
 
 
 def versions_here() -> Versions:
-    """Of this installation; nothing is imported for it."""
+    """Return the versions of this installation, without importing anything."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -29,7 +29,7 @@ def versions_here() -> Versions:
 
 
 def digest_tests(tests: Iterable[TestCase], root: Path) -> str:
-    """A digest of the tests: their ids and worlds, their files, what lies beside these, and every conftest above."""
+    """Return a digest of the tests: ids, worlds and files, the Python files next to these, and conftests above."""
     digest = hashlib.sha256()
     files: set[Path] = set()
     for test in sorted(tests, key=lambda test: test.nodeid):
@@ -53,9 +53,9 @@ def _sources(file: Path, root: Path) -> Iterable[Path]:
 
 
 def disagreement(client: Versions, digest: str, nodes: Mapping[int, NodeReady]) -> str:
-    """Why these nodes must not run a world together, in one line that names both sides; empty when they may.
+    """Explain why these nodes must not run a world together, in one line that names both sides; empty if they may.
 
-    The client's own torch may be another build (a submitting machine has no GPU); that of the nodes must be one.
+    The client's torch may be another build, since a submitting machine may have no GPU; the nodes need equal ones.
     """
     said = [nodes[node] for node in sorted(nodes)]
     for ready in said:
@@ -88,7 +88,7 @@ def disagreement(client: Versions, digest: str, nodes: Mapping[int, NodeReady]) 
 
 
 def _other_parameters(said: Sequence[NodeReady]) -> str:
-    """Ids under which two nodes have different tests: parameters that come from a set, or from the machine."""
+    """Report ids under which two nodes have different tests: parameters from a set, or from the machine."""
     first = said[0]
     for ready in said[1:]:
         for nodeid, values in ready.parameters.items():

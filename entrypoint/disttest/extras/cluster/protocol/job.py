@@ -1,4 +1,4 @@
-"""What a scheduler is asked to run: a job, as frozen data that travels as JSON."""
+"""A job for a scheduler, as frozen data that travels as JSON."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import msgspec
 from disttest.model import Frozen, TestCase
 
 NAME_PREFIX = "disttest-"
-"""Begins the name of every job, so that what a killed client left can be found."""
+"""Prefix of the names of all jobs, by which those of a killed client are found."""
 
 
 class JobKind(StrEnum):
-    """What the agents of a job do."""
+    """Kind of work of a job's agents."""
 
     LEASE = "lease"
-    """One node: a whole local run on what was granted, warm worlds and all."""
+    """One node with a complete local run on the granted resources."""
     WORLD = "world"
-    """Several nodes: each has its share of the ranks of one world at a time."""
+    """Several nodes, each with its part of the ranks of one world at a time."""
 
 
 class JobShape(Frozen):
-    """How much of a cluster a job holds."""
+    """Resources of a job."""
 
     nodes: int
     ranks_per_node: int
-    """Of its widest test; on the CPU also the number of processors that each node lends."""
+    """Ranks of its widest test; on the CPU also the number of processors used on each node."""
     gpus_per_node: int = 0
 
     def __str__(self) -> str:
@@ -35,44 +35,44 @@ class JobShape(Frozen):
 
 
 class JobSpec(Frozen):
-    """A job: everything that its agents need to know travels in it."""
+    """A job with all data that its agents need."""
 
     job_id: str
-    """``j1``, unique in the run."""
+    """Id such as ``j1``, unique in the run."""
     run_id: str
     kind: JobKind
     shape: JobShape
     tests: tuple[TestCase, ...]
-    """The worlds to run, in order; every one is owed a result."""
+    """Tests to run, in order; each must get a result."""
     targets: tuple[str, ...]
-    """Suites and paths as the user named them; each node resolves them for itself."""
+    """Suites and paths as the user named them; each node resolves them."""
     limit_s: float
     """Wall time after which the scheduler ends the job."""
     worlds: tuple[tuple[int, ...], ...] = ()
-    """For a job of kind ``world``: which tests (by index) share a world, in order. A lease decides for itself."""
+    """For kind ``world``: indices of the tests that share a world, in order. A lease divides its tests itself."""
     expected_s: tuple[float, ...] = ()
-    """What each test is expected to take; empty when nothing is known. A lease schedules by it."""
+    """Expected duration of each test, by which a lease schedules; empty if unknown."""
     failed: tuple[int, ...] = ()
-    """Which tests (by index) go first, as they failed the last time."""
+    """Indices of the tests to run first, since they failed last time."""
     flags: dict[str, str] = msgspec.field(default_factory=dict)
     """Options of the run, by field name."""
     pytest_arguments: tuple[str, ...] = ()
     live_output: bool = False
-    """Whether the client shows what ranks print while they run."""
+    """Whether the client shows the output of running ranks."""
     environment: tuple[str, ...] = ()
-    """Names of the variables that travel from the client to the nodes; no other one does."""
+    """Names of the variables that are passed to the nodes, in addition to the default ones."""
     image: str = ""
-    """Container image that the agents run in; empty: none."""
+    """Container image of the agents; empty for none."""
     directory: str = ""
-    """Working directory on the nodes; empty: as on the client."""
+    """Working directory on the nodes; empty for that of the client."""
     shared_dir: str = ""
-    """A directory that all nodes see; empty when there is none."""
+    """Directory that all nodes see; empty if there is none."""
     collected_for: str = ""
     """The machine that the tests were collected for, as JSON; nodes of a spanning world collect for the same."""
     ports: tuple[int, int] = (0, 0)
-    """First and last port that the rendezvous may use; zeros: any."""
+    """First and last port for the rendezvous; zeros for any port."""
 
     @property
     def name(self) -> str:
-        """Its name with the scheduler."""
+        """Name of the job in the scheduler."""
         return f"{NAME_PREFIX}{self.run_id}-{self.job_id}"

@@ -1,7 +1,10 @@
-"""The protocol between disttest and a scheduler: start a job, hear its nodes, end it.
+"""Protocol between disttest and a scheduler: start a job, receive output of its nodes, end it.
 
-A scheduler is asked for little: so many agents on so many nodes, lines from them to here, lines from here to all of
-them, an end. What the end means is never taken from an exit code: see :mod:`disttest.extras.cluster.client.node_verdict`.
+A scheduler has to start agents on nodes, carry lines from each agent to the client and from the client to all agents,
+and end the job. An exit code decides no verdict: see :mod:`disttest.extras.cluster.client.node_verdict`.
+
+Alternatives were examined: Ray, torchx, Monarch, Dask and torch elastic fit gangs of tests worse, and a queue of
+disttest would be a second queue next to the scheduler's.
 """
 
 from __future__ import annotations
@@ -15,93 +18,93 @@ from disttest.model import Frozen
 
 
 class JobState(StrEnum):
-    """What a scheduler says of a job."""
+    """State of a job in the scheduler."""
 
     QUEUED = "queued"
     RUNNING = "running"
     COMPLETED = "completed"
-    """Its processes ended by themselves; whether well is not the scheduler's to say."""
+    """Its processes ended on their own, successfully or not."""
     CANCELLED = "cancelled"
     TIME_LIMIT = "time limit"
     NODE_LOST = "node lost"
     PREEMPTED = "preempted"
     EVICTED = "evicted"
-    """Its node was wanted for something else: drained, short of memory or disk, or the pod was deleted by somebody."""
+    """Its node was needed for something else, drained or short of memory or disk, or a user deleted the pod."""
     OUT_OF_MEMORY = "out of memory"
     REJECTED = "rejected"
-    """It will never run as it was asked for."""
+    """It will never run with this request."""
     HELD = "held"
-    """It will not run until somebody releases it."""
+    """It will not run until it is released."""
     UNREACHABLE = "unreachable"
     """The scheduler does not answer."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the job has ended."""
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
 class JobOutcome(Frozen):
-    """How a job ended, in the scheduler's words."""
+    """End of a job as the scheduler reports it."""
 
     state: JobState
     reason: str = ""
-    """The scheduler's own words, or ours where it has none."""
+    """Words of the scheduler, or of disttest if it gives no reason."""
     advice: str = ""
-    """What to do about it."""
+    """Advice for the user."""
     exit_code: int | None = None
-    """Stored for the record, never trusted."""
+    """Recorded, but never decisive."""
 
     def __str__(self) -> str:
         text = f"{self.state}: {self.reason}" if self.reason else str(self.state)
-        if self.state is JobState.RUNNING:  # the scheduler has ended nothing: the reason is all there is
+        if self.state is JobState.RUNNING:  # the scheduler has not ended the job: only the reason counts
             text = self.reason
         return f"{text}. {self.advice}" if self.advice else text
 
 
 class Capacity(Frozen):
-    """What a scheduler has to give, as far as one job may ask for it."""
+    """Resources that one job may request."""
 
     nodes: int
     gpus_per_node: int
     cpus_per_node: int
     scheduler: str
-    """Name and version."""
+    """Name and version of the scheduler."""
     longest_job_s: float = 0.0
-    """Wall time that a job may have; 0: no limit is known."""
+    """Longest wall time of a job; 0 if no limit is known."""
 
 
 class RunDescription(Frozen):
-    """A job that was started, for people."""
+    """Description of a started job for the user."""
 
     scheduler: str
     job_id: str
-    """The scheduler's number of the job; empty while it has none."""
+    """Number of the job in the scheduler; empty until it has one."""
     name: str
     state: JobState
     nodes: tuple[str, ...] = ()
     reason: str = ""
-    """Why it waits, where it does."""
+    """Reason why it waits, if it does."""
 
 
 class Changed(Frozen):
-    """The scheduler says something new about the job."""
+    """The scheduler has reported a change of the job."""
 
     description: RunDescription
 
 
 class Output(Frozen):
-    """A line that an agent (or the scheduler) wrote, without its end."""
+    """A line of an agent (or of the scheduler), without the newline."""
 
     line: bytes
 
 
 class Idle(Frozen):
-    """Nothing happened for a while."""
+    """Nothing has happened for a while."""
 
 
 class JobEnded(Frozen):
-    """The last event."""
+    """The last event of a job."""
 
     end: JobOutcome
 
@@ -110,81 +113,81 @@ RunEvent = Changed | Output | Idle | JobEnded
 
 
 class JobRun(Protocol):
-    """A job that was started."""
+    """A started job."""
 
     def events(self) -> Iterator[RunEvent]:
-        """Yield what happens, :class:`Idle` when nothing does, and :class:`Ended` exactly once, last."""
+        """Yield events as they happen, :class:`Idle` if there are none, and finally one :class:`JobEnded`."""
 
     def send(self, line: bytes) -> None:
-        """Send a line to all agents; one that has ended does not get it, which is no error."""
+        """Send a line to all agents; it is not an error if one has ended."""
 
     def cancel(self, reason: str) -> None:
-        """Have it end: agents are told first, and end by themselves. Returns at once; the end is an event."""
+        """Cancel the job and return immediately. Agents are asked to end first; the end is an event."""
 
     def describe(self) -> RunDescription:
-        """What is known of it, without asking the scheduler."""
+        """Return the last known description, without a query."""
 
 
 class LauncherOptions(Frozen):
-    """What a user may ask of a scheduler; each takes what it knows."""
+    """Options for schedulers; each uses those that it knows."""
 
     nodes: int = 1
-    """How many are wanted, where the scheduler has as many as anybody likes."""
+    """Number of nodes for a scheduler without a limit."""
     command: tuple[str, ...] = ()
-    """What starts an agent on a node; empty: the usual."""
+    """Command that starts an agent on a node; empty for the default."""
     partition: str = ""
     account: str = ""
     extra: tuple[str, ...] = ()
-    """More arguments in the scheduler's words, such as ``--qos=ci`` or ``--mem=64G``."""
+    """Further arguments in the scheduler's syntax, such as ``--qos=ci`` or ``--mem=64G``."""
     container: str = ""
-    """How an image is run: ``pyxis``, ``docker``, or empty for none."""
+    """Way to run an image: ``pyxis``, ``docker``, or empty for none."""
     mounts: tuple[str, ...] = ()
-    """What a container sees of its node: ``/data`` or ``/data:/data:ro``."""
+    """Paths of the node to mount in its container: ``/data`` or ``/data:/data:ro``."""
     pod_template: str = ""
-    """A file with a pod that those of Kubernetes are made from."""
+    """File with the template for Kubernetes pods."""
     gpu_resource: str = ""
-    """What Kubernetes calls a GPU, such as ``nvidia.com/gpu``."""
+    """Kubernetes' name of a GPU, such as ``nvidia.com/gpu``."""
 
 
 class NodeVariables(Frozen):
-    """Where a scheduler tells an agent its place; of several variables the first that is set counts."""
+    """Variables in which a scheduler describes an agent's place; the first one that is set counts."""
 
     scheduler: str
     node: tuple[str, ...]
     nodes: tuple[str, ...]
     host: tuple[str, ...]
     address: tuple[str, ...] = ()
-    """This node's own address, as the other nodes see it."""
+    """Address of this node, as the other nodes see it."""
     peer: tuple[str, ...] = ()
-    """An address on the network that connects the nodes; this node's own is the one that faces it."""
+    """Address on the network that connects the nodes; this node's own address is the one that faces it."""
     gpus: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
-    """Which GPUs it was granted."""
+    """Granted GPUs."""
     gpu_count: tuple[str, ...] = ()
-    """How many, where it sees no others: without a UUID each is then numbered from 0."""
+    """Number of GPUs, if it sees no others; without UUIDs they are numbered from 0."""
     last_word: tuple[str, ...] = ()
-    """The file from which the scheduler takes an agent's reason to end."""
+    """File from which the scheduler reads an agent's reason for its end."""
 
 
 class Launcher(Protocol):
-    """What disttest needs of a scheduler; ``tests/cluster/test_launchers.py`` holds each one to it."""
+    """Interface of a scheduler; ``tests/cluster/test_launchers.py`` tests all implementations."""
 
     name: str
 
     def capacity(self) -> Capacity:
-        """What it has.
+        """Query the available resources.
 
         Raises:
-            SchedulerError: it is not installed, not reachable, or refuses; the message has its own words.
+            SchedulerError: the scheduler is missing, out of reach, or refuses; the message has its own words.
         """
 
     def start(self, job: JobSpec) -> JobRun:
-        """Start a job, or queue it. A refusal is the job's end, not an exception."""
+        """Submit a job. A refusal is the end of the job, not an exception."""
 
     def every_name(self) -> Sequence[str]:
-        """Names of all jobs of disttest that our user has there."""
+        """Return the names of all jobs of disttest of this user."""
 
     def leftovers(self) -> Sequence[str]:
-        """Names of jobs whose client is dead."""
+        """Return the names of jobs whose client is dead."""
 
     def remove(self, names: Sequence[str]) -> None:
-        """End jobs by name; those that are gone are fine."""
+        """End jobs by name; missing ones are ignored."""

@@ -1,4 +1,4 @@
-"""Names of runs on a scheduler, from which another client can tell whether the one that gave them is alive."""
+"""Names of jobs from which another client can determine whether their client is alive."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _NAME = re.compile(rf"{NAME_PREFIX}(?P<machine>[0-9a-f]{{10}})-(?P<pid>\d+)-t(?P
 
 
 def this_machine() -> str:
-    """A digest of the kernel's boot id and the PID namespace: where pids mean what they mean here."""
+    """Return a digest of the kernel's boot id and the PID namespace, within which pids are unique."""
     here = this_process()
     return hashlib.sha256(f"{here.boot} {here.namespace}".encode()).hexdigest()[:10]
 
 
 def new_run_id() -> str:
-    """An id for a run of this process: machine, pid and start time name it for good."""
+    """Return an id for a run of this process, unique by machine, pid and start time."""
     process = this_process()
     return f"{this_machine()}-{process.pid}-t{process.started}"
 
 
 def dead_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the jobs whose client ran on this machine and is gone; of others nothing can be known."""
+    """Return the jobs whose client ran on this machine and is gone; the state of other clients is unknown."""
     machine = this_machine()
     matches = ((name, _NAME.fullmatch(name)) for name in names)
     return tuple(

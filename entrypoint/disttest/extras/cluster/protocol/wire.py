@@ -1,10 +1,10 @@
-"""What agents and the client say to each other, and the lines that carry it.
+"""Messages between agents and the client, and the lines that carry them.
 
-An agent writes to its standard output, which schedulers collect in lines, cut when they are long (Slurm: at 1,024
-bytes) and mix with those of other nodes and of whoever else prints. So each line is short and says whose it is, which
-one it is, and whether the message goes on; a gap is an error with a name. What has no prefix is not ours.
+An agent writes to its standard output. Schedulers collect that in lines, cut long ones (Slurm: at 1,024 bytes), and mix
+them with lines of other nodes and programs. Each line is therefore short and states its node, its number, and whether
+the message continues; a gap is an error that names the node. Lines without the prefix are from other programs.
 
-The client writes one JSON document a line, and every agent gets every line.
+The client writes one JSON document a line, and all agents get all lines.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ _LINE = re.compile(rb"%disttest (\d+) (\d+) ([+.]) (.*)", re.DOTALL)
 
 
 class Versions(Frozen):
-    """What has to be the same on all nodes."""
+    """Versions that have to be equal on all nodes."""
 
     disttest: str
     python: str
     torch: str
     plugins: tuple[str, ...] = ()
-    """Names and versions."""
+    """Names and versions of plugins."""
 
 
 # --- from an agent
 
 
 class NodeReady(Message):
-    """It has taken the job and collected the tests."""
+    """The node has taken the job and collected the tests."""
 
     host: str
     at_s: float
-    """Its wall clock now; the difference to the client's is taken off all its times."""
+    """Present wall clock of the node; its offset from the client's clock is subtracted from all times."""
     versions: Versions
     digest: str
-    """Of the collected tests and their sources."""
+    """Digest of the collected tests and their sources."""
     parameters: dict[str, str] = msgspec.field(default_factory=dict)
-    """Node id -> the values of its parameters, where the node has ranks of worlds that span several."""
+    """Node id -> values of its parameters, for nodes with ranks of spanning worlds."""
     gpus: tuple[str, ...] = ()
-    """What it was granted, as ``CUDA_VISIBLE_DEVICES`` names it."""
+    """Granted GPUs, as ``CUDA_VISIBLE_DEVICES`` names them."""
 
 
 class Refused(Message):
-    """It cannot do what the job asks for."""
+    """The node cannot do the job."""
 
     host: str
     message: str
 
 
 class Listening(Message):
-    """Node 0: the rendezvous of a world is open."""
+    """Node 0 has opened the rendezvous of a world."""
 
     world: int
     address: str
@@ -69,25 +69,25 @@ class Listening(Message):
 
 
 class PartitionUp(Message):
-    """Its ranks of a world are up, as far as they ever will be."""
+    """All ranks of the node that will start are up."""
 
     world: int
 
 
 class RankFailed(Message):
-    """The first failure of a test on this node: the other nodes must not wait for it."""
+    """First failure of a test on this node: the other nodes must not wait for it."""
 
     test: int
 
 
 class EvidenceTaken(Message):
-    """The deadline of a test has passed, its ranks have told what they were doing, and none has been ended yet."""
+    """The deadline of a test has passed; its ranks have given evidence, and none has been ended yet."""
 
     test: int
 
 
 class PartitionDone(Message):
-    """What its ranks did in a test. A second one, worse, may follow for a rank that died late."""
+    """Records of a test. A second, worse one may follow for a rank that died late."""
 
     test: int
     ranks: tuple[RankRecord, ...]
@@ -96,58 +96,58 @@ class PartitionDone(Message):
     healthy: bool
     """Whether the world can run another test."""
     cancelled: str = ""
-    """Why its ranks were ended in the middle of the test, if nothing of theirs was the reason."""
+    """Reason why its ranks were ended during the test, unless they were the reason themselves."""
     attempt: int = 1
 
 
 class PartitionEnded(Message):
-    """Its processes of a world are gone."""
+    """The node's processes of a world are gone."""
 
     world: int
     notes: tuple[str, ...] = ()
     failure: str = ""
-    """Its supervisor died: ranks without a record will not get one."""
+    """Set if its supervisor died: missing records will never come."""
 
 
 class LogText(Message):
-    """The log of a rank, capped."""
+    """Log of a rank, up to a limit."""
 
     path: str
-    """Relative to the results directory."""
+    """Path relative to the results directory."""
     text: str
 
 
 class RankOutput(Message):
-    """Whole lines that a rank has printed while its test runs, in its order; sent where the job asks for them."""
+    """Whole lines of output of a running rank, in order; sent if the job asks for them."""
 
     rank: int
     lines: tuple[str, ...]
 
 
 class JournalLine(Message):
-    """An event of a lease's own journal."""
+    """An event of a lease's journal."""
 
     event: msgspec.Raw
 
 
 class NodeNote(Message):
-    """Something that a reader should know."""
+    """A note for the reader."""
 
     message: str
 
 
 class Alive(Message):
-    """Nothing else to say."""
+    """The node is alive."""
 
 
 CLIENT_GONE = "the client is gone"
-"""A node's reason where its input ended."""
+"""Reason of a node whose input ended."""
 SCHEDULER_ENDED = "the scheduler ended the job"
-"""Begins a node's reason where the scheduler told it to end; the scheduler may say why."""
+"""Beginning of the reason of a node that the scheduler asked to end; the scheduler may add a reason."""
 
 
 class NodeDone(Message):
-    """Its last word: nothing of the job runs on this node any more."""
+    """Last message: nothing of the job runs on this node any more."""
 
     reason: str = ""
 
@@ -174,42 +174,42 @@ FromNode = (
 
 
 class TakeJob(Message):
-    """The first line."""
+    """The job; the first line."""
 
     job: JobSpec
 
 
 class SetVariables(Message):
-    """Before the job: variables of the environment, where the scheduler would show them to others."""
+    """Environment variables that the scheduler would show to other users; sent before the job."""
 
     variables: dict[str, str]
 
 
 class OpenWorld(Message):
-    """Node 0: open a rendezvous."""
+    """Order for node 0: open a rendezvous."""
 
     world: int
 
 
 class JoinWorld(Message):
-    """Start your ranks of this world, for these tests (indices into the job's)."""
+    """Start the ranks of this world, for these tests (indices into the job's tests)."""
 
     world: int
     tests: tuple[int, ...]
     address: str
     port: int
     attempts: tuple[int, ...] = ()
-    """The number of each test's attempt; empty: the first of each."""
+    """Number of each test's attempt; empty for the first of each."""
 
 
 class RunShare(Message):
-    """Every node is ready: run this test."""
+    """Run this test; all nodes are ready."""
 
     test: int
 
 
 class EndShare(Message):
-    """A rank of another node has failed: end this test after the usual grace."""
+    """A rank of another node has failed: end this test after the grace period."""
 
     test: int
 
@@ -227,17 +227,17 @@ class CloseWorld(Message):
 
 
 class CancelJob(Message):
-    """Stop: with evidence, and quickly."""
+    """Stop quickly, with evidence."""
 
     reason: str
 
 
 class FinishJob(Message):
-    """All is done."""
+    """The job is done."""
 
 
 class StillHere(Message):
-    """The client lives."""
+    """The client is alive."""
 
 
 ToNode = (
@@ -259,15 +259,15 @@ _to_node: msgspec.json.Decoder[ToNode] = msgspec.json.Decoder(ToNode)
 
 
 def encode_order(order: Message) -> bytes:
-    """A message to all nodes, as one line."""
+    """Encode a message to all nodes as one line."""
     return msgspec.json.encode(order) + b"\n"
 
 
 def decode_order(line: bytes) -> ToNode:
-    """A line from the client.
+    """Decode a line of the client.
 
     Raises:
-        ProtocolError: it is not one.
+        ProtocolError: the line is not an order.
     """
     try:
         return _to_node.decode(line)
@@ -276,14 +276,14 @@ def decode_order(line: bytes) -> ToNode:
 
 
 class LineWriter:
-    """Cuts the messages of one agent into lines."""
+    """Splits the messages of one agent into lines."""
 
     def __init__(self, node: int) -> None:
         self._node = node
         self._number = 0
 
     def lines(self, body: bytes) -> bytes:
-        """A message (its JSON) as lines."""
+        """Split a message (as JSON) into lines."""
         pieces = [body[at : at + PIECE] for at in range(0, len(body), PIECE)]
         out = bytearray()
         for index, piece in enumerate(pieces):
@@ -294,17 +294,17 @@ class LineWriter:
 
 
 class LineReader:
-    """Puts the lines of all agents of a job together again."""
+    """Joins the lines of all agents of a job."""
 
     def __init__(self) -> None:
         self._open: dict[int, bytearray] = {}
         self._next: dict[int, int] = {}
 
     def feed(self, line: bytes) -> Iterator[tuple[int, FromNode]]:
-        """Yield ``(node, message)`` if the line completes one; a line that is not an agent's yields nothing.
+        """Yield ``(node, message)`` if the line completes a message; ignore lines of other programs.
 
         Raises:
-            ProtocolError: a line is missing, or what was put together is no message.
+            ProtocolError: a line is missing, or the joined text is not a message.
         """
         match = _LINE.match(line.rstrip(b"\r\n"))
         if match is None:
@@ -323,7 +323,7 @@ class LineReader:
 
 
 def is_ours(line: bytes) -> bool:
-    """Whether a line is an agent's, and not its scheduler's or somebody else's."""
+    """Whether an agent wrote the line, and not its scheduler or another program."""
     return line.startswith(PREFIX)
 
 

@@ -1,4 +1,4 @@
-"""Schedulers, a module for each: the processes of this machine (``local``), and those that plugins add."""
+"""Schedulers, one module each: the processes of this machine (``local``), and those of plugins."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from disttest.extras.cluster.protocol.launcher import Launcher, LauncherOptions,
 from disttest.plugin_manager import plugin_manager
 
 SCHEDULERS: Mapping[str, str] = plugin_manager().mapping("disttest_schedulers", str)
-"""Name -> module."""
+"""Name of a scheduler -> its module."""
 
 
 class SchedulerModule(Protocol):
-    """What the module of a scheduler has."""
+    """Interface of a scheduler's module."""
 
     NODE_VARIABLES: NodeVariables
 
     def make_launcher(self, environ: Mapping[str, str], options: LauncherOptions) -> Launcher:
-        """The door to it; asks nobody yet."""
+        """Make the launcher, without a query."""
 
 
 def scheduler_named(name: str) -> SchedulerModule:
-    """The module of a scheduler: one of ``LAUNCHERS`` in the options."""
+    """Import the module of a scheduler, which is one of ``LAUNCHERS`` in the options."""
     return cast("SchedulerModule", import_module(SCHEDULERS.get(name, f"{__name__}.{name}")))

@@ -1,4 +1,4 @@
-"""How an agent is started: its command line, and the variables that travel to it."""
+"""Command line of an agent, and the variables that are passed to it."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ ALLOWED = (
     "OMP_NUM_THREADS",
     "DISTTEST_*",
 )
-"""Variables that travel by default: what finds the program and tunes it. Tokens and secrets of a CI job stay here."""
+"""Variables that are passed by default, to find the program and to tune it. Secrets of a CI job stay here."""
 
 NOT_OURS = (
     *("DISTTEST_INPUT_*", "DISTTEST_STEP_*", "DISTTEST_NODE*", "DISTTEST_POD*"),
     *("DISTTEST_RESULTS", "DISTTEST_LAUNCHER*"),
 )
-"""Of those, what means this process only."""
+"""Exceptions: variables that concern only this process."""
 
 NOT_INSIDE = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-"""Paths of the submitting machine, which mean nothing inside an image or hide what it has."""
+"""Paths of the submitting machine, which are meaningless in an image or hide its own."""
 
 
 def agent_command() -> tuple[str, ...]:
-    """The agent by this very interpreter, which the nodes have too where they share its file system or image."""
+    """Return the command of an agent with this interpreter, for nodes that share the file system or image."""
     return (sys.executable, "-m", "disttest", "node-agent")
 
 
 def travelling(job: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the agents of a job get; this package is found wherever it was found here."""
+    """Return the variables for a job's agents, with this package on their Python path."""
     patterns = (*ALLOWED, *job.environment)
     kept = {
         name: value

@@ -1,4 +1,4 @@
-"""The scheduler that is none: the agents of all nodes are processes of this machine."""
+"""The scheduler ``local``: the agents of all nodes are processes of this machine."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ NODE_VARIABLES = NodeVariables(
 
 
 def make_launcher(environ: Mapping[str, str], options: LauncherOptions) -> LocalLauncher:
-    """Agents on this machine, on two nodes at least."""
+    """Make a launcher with at least two nodes on this machine."""
     return LocalLauncher(environ, nodes=max(2, options.nodes), command=options.command)
 
 
 class LocalRun:
-    """Agents that were started here."""
+    """Agents that were started on this machine."""
 
     def __init__(self, job: JobSpec, environ: Mapping[str, str], command: Sequence[str]) -> None:
         self._job = job
@@ -71,13 +71,13 @@ class LocalRun:
         self._processes.send(line)
 
     def cancel(self, reason: str) -> None:
-        """Tell the agents; whoever does not end is made to."""
+        """Cancel the agents; those that do not end are killed."""
         if not self._cancelled:
             self._cancelled, self._cancelled_s = reason, time.monotonic()
             self.send(encode_order(CancelJob(reason=reason)))
 
     def describe(self) -> RunDescription:
-        """What is known of it."""
+        """Return the last known state."""
         return RunDescription(
             scheduler="local",
             job_id=",".join(map(str, self._processes.pids)),
@@ -110,7 +110,7 @@ class LocalRun:
 
 
 class LocalLauncher:
-    """Starts agents on this machine: to try a spanning world at a desk, and for tests."""
+    """Launcher on this machine, to try a spanning world and for tests."""
 
     name = "local"
 
@@ -120,7 +120,7 @@ class LocalLauncher:
         self._command = tuple(command) or agent_command()
 
     def capacity(self) -> Capacity:
-        """As many nodes as were asked for, each with all of this machine's processors."""
+        """Return the requested number of nodes, each with all processors of this machine."""
         cpus = len(os.sched_getaffinity(0))
         return Capacity(nodes=self._nodes, gpus_per_node=0, cpus_per_node=cpus, scheduler="local")
 
@@ -128,7 +128,7 @@ class LocalLauncher:
         """Start the agents.
 
         Raises:
-            SchedulerError: the agent cannot be started at all.
+            SchedulerError: an agent cannot be started.
         """
         if job.image:
             raise SchedulerError(
@@ -140,19 +140,19 @@ class LocalLauncher:
             raise SchedulerError(f"the node agent cannot be started: {error}") from error
 
     def every_name(self) -> Sequence[str]:
-        """None: its jobs have no names."""
+        """Return nothing: local jobs have no names."""
         return ()
 
     def leftovers(self) -> Sequence[str]:
-        """None: agents end with their client."""
+        """Return nothing: agents end with their client."""
         return ()
 
     def remove(self, names: Sequence[str]) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no job to end."""
 
 
 def node_name(node: int) -> str:
-    """What a node of the local scheduler is called."""
+    """Return the name of a node of the local scheduler."""
     return f"local{node}"
 
 

@@ -1,4 +1,4 @@
-"""Processes that speak in lines: started with three pipes each, heard and fed in one loop, without a thread."""
+"""Processes with three pipes each, read and written in one loop, without threads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from disttest.host.lines import Lines
 from disttest.host.process import PipedChild, end_all, start_piped
 
 LONGEST_LINE = 64 * 1024
-"""A line without an end is cut here; agents write far shorter ones."""
+"""Longest line; a longer one is cut. Agents write far shorter ones."""
 _CHUNK = 1 << 16
 DESCRIPTORS = 4
-"""Of ours, for each process on its own: three pipes and the selector."""
+"""Descriptors for each process: three pipes and the selector."""
 _OTHER_DESCRIPTORS = 64
-"""Journals, logs, and the short calls of other commands."""
+"""Descriptors for journals, logs, and short calls of other commands."""
 
 
 def room_for(processes: int) -> int:
-    """How many of so many processes, each in pipes of its own, the limit on open files lets this one hold.
+    """Return how many of these processes fit the limit on open files, each with its own pipes.
 
-    The limit is raised for them as far as it may be, and no further: schedulers hand it on to what they start.
+    The limit is raised as far as necessary and permitted, and no further: schedulers pass it on to their jobs.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -46,16 +46,16 @@ class Program(NamedTuple):
 
 
 class OutputLine(NamedTuple):
-    """What one process wrote."""
+    """A line of one process."""
 
     process: int
     error: bool
-    """Whether on its standard error."""
+    """Whether it came from standard error."""
     text: bytes
 
 
 class _Pipe:
-    """One output of one process, cut into lines."""
+    """One output of one process, split into lines."""
 
     def __init__(self, process: int, file: IO[bytes], *, error: bool) -> None:
         self.file = file
@@ -64,7 +64,7 @@ class _Pipe:
         self._lines = Lines(LONGEST_LINE)
 
     def read(self) -> tuple[list[OutputLine], bool]:
-        """The lines that are complete, and whether it is at its end."""
+        """Return the complete lines, and whether the pipe is at its end."""
         try:
             chunk = os.read(self.file.fileno(), _CHUNK)
         except BlockingIOError:
@@ -74,7 +74,7 @@ class _Pipe:
 
 
 class PipedProcesses:
-    """A number of processes that get the same input."""
+    """Processes that get the same input."""
 
     def __init__(self, commands: Sequence[Program] = ()) -> None:
         self._selector = selectors.DefaultSelector()
@@ -89,8 +89,8 @@ class PipedProcesses:
             raise
 
     def start(self, command: Program) -> int:
-        """Start one more; returns its number."""
-        # Its own session: Ctrl-C is for the client, which tells the agents in its own way.
+        """Start another process; return its number."""
+        # A session of its own: Ctrl-C is for the client, which cancels the agents by a message.
         process = start_piped(command.argv, environ=command.environment, directory=command.directory)
         number = len(self._processes)
         self._processes.append(process)
@@ -103,21 +103,21 @@ class PipedProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes, in order."""
+        """Pids of the processes, in order."""
         return [process.pid for process in self._processes]
 
     def send(self, data: bytes) -> None:
-        """Queue input for all; it is written while :meth:`lines` waits."""
+        """Queue input for all processes; it is written while :meth:`lines` waits."""
         for number in range(len(self._processes)):
             self.send_to(number, data)
 
     def send_to(self, number: int, data: bytes) -> None:
-        """Queue input for one."""
+        """Queue input for one process."""
         self._outboxes[number] += data
         self._flush(number)
 
     def lines(self, tick_s: float) -> Iterator[OutputLine | None]:
-        """Yield what they write, None every ``tick_s``; ends when all of them have, and their pipes are empty."""
+        """Yield lines, and None after ``tick_s`` without one, until all processes and pipes have ended."""
         ended_s: float | None = None
         while self._open_outputs():
             if self.all_ended():
@@ -131,7 +131,7 @@ class PipedProcesses:
         self._close()
 
     def round(self, tick_s: float) -> Iterator[OutputLine | None]:
-        """Yield what they write now; None if none does within ``tick_s``."""
+        """Yield the available lines; None if there is none within ``tick_s``."""
         ready = self._selector.select(tick_s)
         if not ready:
             yield None
@@ -139,20 +139,20 @@ class PipedProcesses:
             yield from self._on_ready(key)
 
     def all_ended(self) -> bool:
-        """Whether none of them lives; what they wrote last may still be in the pipes."""
+        """Whether all processes have ended; their last lines may still be in the pipes."""
         return all(process.poll() is not None for process in self._processes)
 
     def codes(self) -> list[int | None]:
-        """Exit codes in the convention of ``subprocess``; None for one that lives."""
+        """Return exit codes as ``subprocess`` does; None for a running process."""
         return [ended.returncode if (ended := process.poll()) else None for process in self._processes]
 
     def signal(self, signum: int) -> None:
-        """Signal those that live."""
+        """Send a signal to the running processes."""
         for process in self._processes:
             process.signal(signum)
 
     def kill(self) -> None:
-        """End them at once."""
+        """Kill all processes."""
         if not self._closed:
             end_all(self._processes)
         self._close()
@@ -170,7 +170,7 @@ class PipedProcesses:
             self._selector.unregister(key.fileobj)
 
     def _flush(self, number: int) -> None:
-        """Write what the pipe takes; what it does not take waits until it does."""
+        """Write what the pipe accepts; the rest waits until it accepts more."""
         stdin, outbox = self._processes[number].stdin, self._outboxes[number]
         if stdin is None or stdin.closed:
             return
@@ -179,7 +179,7 @@ class PipedProcesses:
                 del outbox[: os.write(stdin.fileno(), outbox[:_CHUNK])]
         except BlockingIOError:
             pass
-        except OSError:  # it has ended; that is an event of its own
+        except OSError:  # the process has ended, which is a separate event
             outbox.clear()
         self._watch_input(stdin, number, wanted=bool(outbox))
 

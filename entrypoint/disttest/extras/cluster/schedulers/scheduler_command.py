@@ -1,4 +1,4 @@
-"""A short call of a scheduler's own command: what it says, with a limit."""
+"""Short calls of a scheduler's commands, with a time limit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 def call(
     argv: Sequence[str], environ: Mapping[str, str], *, limit_s: float, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Call it with a text as its input, and wait for its end.
+    """Run a command with a text as its input, and wait for its end.
 
     Raises:
-        OSError: it cannot be called.
-        subprocess.TimeoutExpired: it did not end in time, and was killed.
+        OSError: the command cannot be run. subprocess.TimeoutExpired: it did not end in time, and was killed.
     """
     return subprocess.run(
         list(argv),
