@@ -1,4 +1,4 @@
-"""The bundled suites: what a user runs to trust a machine, an image or a new torch.
+"""The bundled suites, for users who want to trust a machine, an image or a new torch.
 
-Each folder is a suite; its docstring says what it covers. ``disttest SUITE`` runs one.
+Each folder is a suite; its docstring lists its subjects. ``disttest SUITE`` runs one.
 """

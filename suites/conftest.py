@@ -1,4 +1,4 @@
-"""Decides what a backend cannot do, by the table in ``features.py``, before any process starts."""
+"""Skip tests whose backend lacks a feature, by the table in ``features.py``, before any process starts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What each backend can do: the one table that decides which tests a backend is asked to pass.
+"""The features of each backend: the one table that decides which tests a backend has to pass.
 
-A test names the features that it needs, ``@pytest.mark.needs("recv_any_source")``. What the backend lacks
+A test names the features that it needs, ``@pytest.mark.needs("recv_any_source")``. A feature that the backend lacks
 becomes a skip before any process starts, with the reason below. A feature without an entry here is
 supported by every backend; a name that is not in the table is an error, so that no typing slip hides a test.
 """

@@ -9,7 +9,7 @@ import pytest
 
 
 def private(path: str) -> Any:
-    """What the dotted path names; skips the test where this torch lacks it."""
+    """Return the object of a dotted path; skip the test where this torch lacks it."""
     found = find(path)
     if found is _NOTHING:
         import torch

@@ -1,7 +1,7 @@
-"""How the ranks of a test speak about what they saw.
+"""Messages between the ranks of a test about their results.
 
 They exchange it through the rendezvous store and not through the collectives under test, so that a broken
-collective cannot vouch for itself.
+collective cannot confirm its result.
 """
 
 from __future__ import annotations

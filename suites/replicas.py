@@ -1,6 +1,6 @@
-"""What all ranks hold: the same on each, or different on each.
+"""Checks of all ranks' values: the same on each, or different on each.
 
-Apart from what ranks speak in: suites that do without ``assert_close`` are spared its imports.
+A separate module, so that suites without ``assert_close`` are spared its imports.
 """
 
 from __future__ import annotations

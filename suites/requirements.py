@@ -1,4 +1,4 @@
-"""What a whole suite needs of torch: where it is missing, one test says so in place of all others.
+"""Requirements of whole suites: if torch lacks one, a single skipped test replaces all others.
 
 The modules of such a suite are not even imported, so that there is one skip with a reason and no traceback.
 """

@@ -16,7 +16,7 @@ Made by `make docs` from the docstrings; do not edit. `disttest SUITE` runs one,
 
 A size column of *run* means every world size of the run (without GPUs 1, 2 and 4); *2+* means those from 2 on.
 Backends: *any* means the run's own (gloo on the CPU, nccl on GPUs) unless it lacks a feature that the test needs;
-what each backend lacks, and why, is the table at the end.
+the missing features of each backend, with reasons, are the table at the end.
 
 `make mutants` plants faults in torch, over two hundred, one at a time, and names the test that catches each.
 """

@@ -1,4 +1,4 @@
-"""What the ranks contribute. All ranks are seeded alike, so each knows what every other one sends."""
+"""The contributions of the ranks. All ranks have the same seed, so each can compute the data of every other one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Barriers: nobody leaves before the last one comes, and who is missing gets named."""
+"""Barriers: no member leaves before the last one arrives, and a missing member is named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATE = r"Timed out|timeout|timed out|closed"
 
 @pytest.mark.covers("CD-165", "CD-166", "CD-167", "CD-168", "CD-169", "CD-170")
 def test_nobody_leaves_early(members: Members) -> None:
-    """Each member in turn comes last; until it does, nobody has left."""
+    """Each member in turn arrives last; until then no member has left."""
     name = fresh_name("barrier")
     if not members.takes_part:
         return

@@ -105,7 +105,7 @@ def test_all_gather(members: Members, length: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.covers("CD-178")
 def test_all_gather_bool(world: World) -> None:
-    """Truth values arrive, and what was sent is left as it was."""
+    """Truth values arrive, and the sent tensor is unchanged."""
     everybody = _everybody(world)
     data = contributions(everybody, 8, dtype=torch.bool)
     sent = mine(everybody, data)
@@ -169,7 +169,7 @@ def test_all_gather_single_stacked(world: World) -> None:
     "shapes", [[(1,)], [(1,), (2, 2)], [(1,), (2, 2), (3, 3, 3)], [(2,), (0,), (3,)]], ids=str
 )
 def test_all_gather_coalesced(members: Members, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Several tensors in one call, each gathered by itself, empty ones too."""
+    """Several tensors in one call, each gathered separately, empty ones too."""
     torch.manual_seed(0)
     data = [
         torch.randint(1, 100, (members.size, *shape)).to(dtype).to(members.world.device) for shape in shapes
@@ -204,7 +204,7 @@ def _piece(sender: int, receiver: int, rows: int, dtype: torch.dtype) -> torch.T
 @REAL_AND_COMPLEX
 @pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
 def test_all_to_all_single(members: Members, even: bool, dtype: torch.dtype) -> None:
-    """Each member sends a piece of its own to each other one; pieces of one size, or sizes that differ by receiver."""
+    """Each member sends a different piece to each other one; pieces of one size, or sizes that differ by receiver."""
     if not members.takes_part:
         return
     me, device = members.index, members.world.device
@@ -249,7 +249,7 @@ def test_all_to_all_uneven(members: Members, dtype: torch.dtype) -> None:
 
 @pytest.mark.covers("CD-127")
 def test_inputs_are_left_alone(world: World) -> None:
-    """Gathering and exchanging do not change what was sent."""
+    """Gathering and exchanging do not change the sent tensors."""
     everybody = _everybody(world)
     data = contributions(everybody, world.size, 2)
     sent = mine(everybody, data)

@@ -1,4 +1,4 @@
-"""Processes and groups: who is where, and what making and destroying groups does."""
+"""Processes and groups: membership, and the effects of making and destroying groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _some(world: World) -> list[int]:
 
 @pytest.mark.covers("CD-002")
 def test_every_rank_is_a_process(world: World, world_tmp_path) -> None:
-    """As many processes as ranks, each with a number of its own."""
+    """As many processes as ranks, each with a different number."""
     (world_tmp_path / str(os.getpid())).write_text(str(dist.get_rank()))
     meet(world)
     found = {path.name: int(path.read_text()) for path in world_tmp_path.iterdir()}

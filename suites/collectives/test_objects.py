@@ -74,7 +74,7 @@ def test_all_gather_object(members: Members, debug_level: str) -> None:
 
 @pytest.mark.covers("CD-173", "CD-174")
 def test_gather_object(members: Members, debug_level: str) -> None:
-    """Each member in turn is the destination and gets the list; who gives no list needs none."""
+    """Each member in turn is the destination and gets the list; the other members need no list."""
     if not members.takes_part:
         return
     for destination in members.ranks:

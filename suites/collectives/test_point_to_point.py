@@ -28,7 +28,7 @@ def _others(world: World) -> list[int]:
     "dtype", [torch.float32, torch.int64, torch.bool, torch.complex64], ids=lambda d: str(d)[6:]
 )
 def test_send_and_receive(world: World, dtype: torch.dtype) -> None:
-    """Each rank in turn sends a tensor of its own size to each other one."""
+    """Each rank in turn sends a tensor to each other one; sizes differ by rank."""
     for sender in range(world.size):
         if sender == world.rank:
             for receiver in _others(world):
@@ -56,7 +56,7 @@ def test_order_of_messages(world: World) -> None:
 @pytest.mark.covers("CD-050")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["recv", "irecv"])
 def test_any_source(world: World, asynchronous: bool) -> None:
-    """A receive without a source takes from whoever sends and says who it was; in the end each was heard once."""
+    """A receive without a source accepts any sender and returns its rank; in the end each sender was received once."""
     heard = []
     for receiver in range(world.size):
         if receiver != world.rank:
@@ -242,7 +242,7 @@ def _torch_profiler():
 
 
 def _event_name(world: World, kind: str, other: int) -> str:
-    """What the profiler calls a message: over NCCL the name says who sends to whom."""
+    """The profiler's name of a message: over NCCL it contains sender and receiver."""
     arrow = "->" if kind == "send" else "<-"
     return f"{world.backend}:{kind}" + (f" {world.rank}{arrow}{other}" if world.backend == "nccl" else "")
 
@@ -283,7 +283,7 @@ def test_profiler_sees_messages(world: World, make: object, asynchronous: bool) 
     "make", [torch.autograd.profiler.profile, _torch_profiler], ids=["autograd", "torch"]
 )
 def test_profiler_sees_any_source(world: World, make: object) -> None:
-    """A receive from anybody is an event of its own name."""
+    """A receive from any source is an event with a different name."""
     with make() as profiler:
         if world.is_first:
             for _ in _others(world):

@@ -1,4 +1,4 @@
-"""Reductions and broadcast: what arrives is the fold of what every member of the group gave, and nobody else's."""
+"""Reductions and broadcast: the result is the fold of the values of all members of the group, and of no other rank."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_broadcast_keeps_every_bit(world: World, value: float) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("op", ARITHMETIC, ids=_name)
 def test_all_reduce(members: Members, op: ReduceOp) -> None:
-    """Every member ends with the fold of all members' values; who is no member keeps its own."""
+    """Every member ends with the fold of all members' values; other ranks keep their value."""
     data = contributions(members, 3, 2)
     if not members.takes_part:
         return
@@ -293,7 +293,7 @@ def test_all_reduce_sparse(world: World, sparse_dims: int, dense_dims: int) -> N
 )  # fmt: skip
 @pytest.mark.parametrize("op", ARITHMETIC, ids=_name)
 def test_all_reduce_coalesced(members: Members, op: ReduceOp) -> None:
-    """Several tensors in one call are reduced each by itself, complex ones too where they can be."""
+    """Several tensors in one call are reduced separately, complex ones too where that is supported."""
     kinds = [torch.float32, torch.float32] + ([torch.complex64] if op == ReduceOp.SUM else [])
     data = [contributions(members, 2, number + 1, dtype=kind) for number, kind in enumerate(kinds)]
     if not members.takes_part:
@@ -323,7 +323,7 @@ def test_coalescing_manager(world: World, asynchronous: bool) -> None:
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
 def test_reduce_scatter(world: World, even: bool, asynchronous: bool) -> None:
-    """Member k gets the sum of everybody's piece k, with pieces of one size or of sizes of their own."""
+    """Member k gets the sum of all members' pieces k, with pieces of one size or of different sizes."""
     rows = [2 if even else rank + 1 for rank in range(world.size)]
     pieces = {
         (sender, receiver): torch.full(

@@ -72,7 +72,7 @@ def test_get_waits_for_its_key(world: World, shared: dist.Store) -> None:
 
 
 def test_missing_key_times_out(world: World, shared: dist.Store) -> None:
-    """Waiting for a key that nobody writes raises after the limit; so does reading one."""
+    """Waiting for a key that is never written raises after the limit; so does reading one."""
     with pytest.raises(RuntimeError, match="(?i)timeout"):
         shared.wait(["never"], SHORT)
     shared.set_timeout(SHORT)
@@ -137,7 +137,7 @@ def test_hash_store() -> None:
 
 @pytest.mark.world_size(1)
 def test_clone_of_a_tcp_store_shares_its_keys() -> None:
-    """A clone sees the original's keys through a connection of its own."""
+    """A clone sees the original's keys through a separate connection."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("key", "value")
     assert store.clone().get("key") == b"value"

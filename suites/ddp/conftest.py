@@ -1,4 +1,4 @@
-"""What all tests of DDP share."""
+"""Fixtures that all tests of DDP share."""
 
 from ..ranks import leave_together
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together"
 
 
 def _model_of(world: World) -> nn.Module:
-    """A layer that holds this rank's number everywhere, with a gradient: averagers skip what has none."""
+    """A layer that holds this rank's number everywhere, with a gradient: averagers skip parameters without one."""
     model = linear(1, 5).to(world.device)
     _set(world, model)
     return model
@@ -92,7 +92,7 @@ def test_periodic(world: World, groups: bool, warmup: int) -> None:
 
 @pytest.mark.covers("CD-031")
 def test_hierarchy_of_one_level(world: World) -> None:
-    """A hierarchy of the world alone does what the periodic averager does."""
+    """A hierarchy with the world alone equals the periodic averager."""
     periods = OrderedDict([(4, world.size)])
     hierarchical = hierarchical_model_averager.HierarchicalModelAverager(periods, warmup_steps=12)
     periodic = averagers.PeriodicModelAverager(period=4, warmup_steps=12)

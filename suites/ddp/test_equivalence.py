@@ -63,7 +63,7 @@ def test_bucket_size_changes_nothing(world: World, megabytes: float) -> None:
 
 @pytest.mark.covers("CD-181")
 def test_parameters_of_several_types(world: World) -> None:
-    """Parameters of different dtypes go into buckets of their own and are all averaged."""
+    """Parameters of different dtypes go into separate buckets and are all averaged."""
     model = Apply(lambda layer, x: layer["wide"].sum() * x + layer["narrow"].sum() * x, nn.ParameterDict())
     model.layer.update({"wide": torch.ones(5, dtype=DOUBLE), "narrow": torch.ones(3)})
     together = wrap(world, model)

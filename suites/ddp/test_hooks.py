@@ -1,4 +1,4 @@
-"""Communication hooks: what they are given, what they must return, and that each equals plain DDP within its precision."""
+"""Communication hooks: their arguments and results; each equals plain DDP within its precision."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_compressing_hooks(world: World, hook: object, tolerance: float) -> None
 
 @pytest.mark.covers("CD-197")
 def test_fp16_hook_really_narrows(world: World) -> None:
-    """What travels is half precision: a difference that only double precision holds is gone."""
+    """Gradients travel in half precision: a difference that only double precision holds is lost."""
     together = wrap(world, linear(1, 1))
     together.register_comm_hook(None, default_hooks.fp16_compress_hook)
     together(torch.full((1, 1), 1 + 1e-6, dtype=DOUBLE, device=world.device)).sum().backward()

@@ -1,4 +1,4 @@
-"""Parameters that DDP is told to leave alone, and what it then believes its parameters to be."""
+"""Ignored parameters, and the parameters that DDP then reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together"
 
 @pytest.mark.covers("CD-263")
 def test_data_parallel_params(world: World) -> None:
-    """The helper that lists DDP's parameters leaves out what is ignored."""
+    """The helper that lists DDP's parameters leaves out ignored ones."""
     model = ignoring(world, nn.Sequential(linear(bias=True), linear()), "0.bias")
     for module in (model, wrap(world, model)):
         listed = list(DistributedDataParallel._get_data_parallel_params(module))
@@ -76,7 +76,7 @@ def info_level(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.covers("CD-268")
 def test_index_to_name(world: World, info_level: None) -> None:
-    """The map from index to name leaves out what is ignored; a list of the wrong length is an error."""
+    """The map from index to name leaves out ignored parameters; a list of the wrong length is an error."""
     together = wrap(world, ignoring(world, nn.Sequential(linear(bias=True), linear()), "0.bias"))
     expected, _ = together._build_params_for_reducer()
     assert together._build_debug_param_to_name_mapping(expected) == {0: "0.weight", 1: "1.weight"}

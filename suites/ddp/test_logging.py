@@ -1,4 +1,4 @@
-"""What DDP records about itself: logging data, bucket sizes, profiler events, environment."""
+"""DDP's records: logging data, bucket sizes, profiler events, environment."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_buckets_of_two_types(world: World) -> None:
 
 @pytest.mark.covers("CD-225")
 def test_bucket_sizes_one_by_one(world: World) -> None:
-    """``bucket_cap_mb_list`` gives each bucket a size of its own; without it the list is empty."""
+    """``bucket_cap_mb_list`` gives each bucket a separate size; without it the list is empty."""
     require_option("bucket_cap_mb_list")
     together = wrap(world, Perceptron(), bucket_cap_mb_list=[1, 2])
     assert list(together.bucket_bytes_cap_list) == [1024 * 1024, 2 * 1024 * 1024]

@@ -1,4 +1,4 @@
-"""Static graphs: what the first step recorded holds for all others, and a change is an error."""
+"""Static graphs: the recording of the first step holds for all others, and a change is an error."""
 
 from __future__ import annotations
 

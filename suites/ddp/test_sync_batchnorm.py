@@ -97,7 +97,7 @@ def test_memory_format(world: World, dimension: int, layout: torch.memory_format
 @pytest.mark.needs("cuda_tensors")
 @pytest.mark.covers("CD-212", "CD-213")
 def test_ranks_with_inputs_of_different_size(world: World) -> None:
-    """Each rank has an input of its own size; statistics are those of all values together."""
+    """Each rank has an input of a different size; statistics are those of all values together."""
     norm = nn.SyncBatchNorm(2, momentum=0.99).to(world.device)
     together = wrap(world, norm)
     inputs = [torch.randn(rank + 2, 2, 10 * (rank + 1)) * (rank + 1) for rank in range(world.size)]

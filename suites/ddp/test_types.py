@@ -1,4 +1,4 @@
-"""What goes in and out of forward: containers keep their type, values their meaning, and hooks their place."""
+"""Inputs and outputs of forward: containers keep their type, values their meaning, and hooks their place."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_own_classes_are_passed_through(world: World) -> None:
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("search", [False, True], ids=["all-used", "search"])
 def test_output_without_gradient(world: World, search: bool, static: bool) -> None:
-    """An output that requires no gradient stays so, beside one that does."""
+    """An output that requires no gradient stays so, next to one that does."""
     together = wrap(
         world,
         Apply(lambda layer, x: (layer(x), layer(x).detach(), {"inner": torch.ones(2)})),

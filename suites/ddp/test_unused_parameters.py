@@ -1,4 +1,4 @@
-"""Parameters that take no part: found, waited for, left as they are; and the errors when nobody looked for them."""
+"""Unused parameters: found, waited for, unchanged; and the errors when DDP does not look for them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_layer_that_some_steps_use(world: World, debug_level: str) -> None:
 @pytest.mark.world_size(min=2)
 @pytest.mark.covers("CD-239")
 def test_layer_that_some_ranks_use(world: World, debug_level: str) -> None:
-    """Each rank uses one of two layers: the search counts users; without it each rank's error names what it left out."""
+    """Each rank uses one of two layers: the search counts users; without it each rank's error names its unused layer."""
     x = torch.ones(2, WIDTH, dtype=DOUBLE, device=world.device)
     mine = world.rank % 2
     together = wrap(world, TwoHeads(), find_unused_parameters=True)
@@ -136,7 +136,7 @@ def test_unused_parameters_that_share_a_gradient(world: World, static_graph: boo
 @pytest.mark.parametrize("as_dict", [False, True], ids=["tuple", "dict"])
 @pytest.mark.parametrize("view", [False, True], ids=["copy", "view"])
 def test_output_that_the_loss_ignores(world: World, as_dict: bool, view: bool) -> None:
-    """An output left out of the loss: its gradient stays None; dropped later, its gradient stays what it was."""
+    """An output left out of the loss: its gradient stays None; dropped later, its gradient is unchanged."""
 
     def forward(heads: nn.Module, x: torch.Tensor) -> object:
         a, b = heads(x)
@@ -239,7 +239,7 @@ def test_each_rank_has_its_own_graph(world: World) -> None:
 
 
 class _Nested(nn.Module):
-    """Layers used and unused on several levels, and an embedding that DDP may be told to ignore."""
+    """Layers used and unused on several levels, and an embedding that DDP may have to ignore."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ def test_error_names_nested_parameters(world: World, debug_level: str, ignore: b
 
 @pytest.mark.covers("CD-246")
 def test_wrap_again_after_a_failure(world: World) -> None:
-    """With its hooks removed, a wrapper that failed does not stand in the way of a second one."""
+    """With its hooks removed, a wrapper that failed does not prevent a second one."""
     model = Apply(lambda layer, x: Explosion.apply(layer(x)))
     first = wrap(world, model)
     x = torch.ones(2, WIDTH, dtype=DOUBLE, device=world.device)
@@ -324,7 +324,7 @@ def test_unfinished_reduction_can_be_asked_for(world: World) -> None:
 @pytest.mark.covers("CD-285")
 @pytest.mark.parametrize("skip", [False, True])
 def test_skip_all_reduce_of_unused(world: World, skip: bool) -> None:
-    """``skip_all_reduce_unused_params`` leaves out the buckets that nobody used; parameters are the same."""
+    """``skip_all_reduce_unused_params`` leaves out unused buckets; parameters are the same."""
     require_option("skip_all_reduce_unused_params")
     model = Switch()
     together = wrap(

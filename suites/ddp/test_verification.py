@@ -104,7 +104,7 @@ def _explode(gradient: torch.Tensor) -> None:
 
 @pytest.mark.covers("CD-283")
 def test_device_mesh(world: World) -> None:
-    """A one-dimensional mesh gives the group; a mesh beside a group, or one of two dimensions, is an error."""
+    """A one-dimensional mesh gives the group; a mesh together with a group, or one of two dimensions, is an error."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh(world.device.type, (world.size,))
@@ -147,7 +147,7 @@ MIB = 1024 * 1024
     ids=str,
 )
 def test_bucket_capacity(megabytes: int | None, each: list[int] | None, capacity: int, first: int) -> None:
-    """What was asked for becomes a capacity in bytes, one for the first bucket, and one for each bucket of a list."""
+    """The requested size becomes a capacity in bytes, one for the first bucket, and one for each bucket of a list."""
     config = _bucket_config().create(
         bucket_cap_mb=megabytes, bucket_cap_mb_list=each, use_python_reducer=False
     )

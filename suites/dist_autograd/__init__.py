@@ -1,6 +1,6 @@
 """Distributed autograd: gradients that follow remote calls from rank to rank, and the optimiser on top.
 
-- ``test_contexts``: what a context is, what it records, and that it is gone afterwards, on every rank.
+- ``test_contexts``: contexts and their records, and that none is left afterwards, on every rank.
 - ``test_graphs``: which functions a call records on each rank that it touches.
 - ``test_backward``: gradients equal to those of one process, for every kind of call, dense and sparse.
 - ``test_accumulation``: repeated, nested and concurrent backward; hooks; when buffers are copied.

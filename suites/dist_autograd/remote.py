@@ -1,4 +1,4 @@
-"""What the tests ask other ranks to do."""
+"""Functions that the tests call on other ranks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def nested(left: Tensor, right: Tensor, rank: int) -> Tensor:
 
 
 def nested_locally(left: Tensor, right: Tensor) -> Tensor:
-    """What ``nested`` computes."""
+    """The result of ``nested``, computed locally."""
     product, elsewhere = left * right, left + right
     return left * right * product * elsewhere * (product + elsewhere)
 
@@ -88,7 +88,7 @@ def give_own_tensor() -> Tensor:
 
 
 def own_gradient(context: int) -> list[Tensor]:
-    """What this process's gradients are in a context."""
+    """Return this process's gradients in a context."""
     return list(dist_autograd.get_gradients(context).values())
 
 

@@ -21,7 +21,7 @@ def current() -> Any:
 
 
 def retrieve(identity: int) -> Any:
-    """What this rank recorded for a context, anybody's.
+    """Return this rank's records for a context of any rank.
 
     Raises:
         RuntimeError: nothing.

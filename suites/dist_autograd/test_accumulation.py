@@ -101,7 +101,7 @@ def test_hooks_after_accumulation_run(agents: World, context: int) -> None:
 
 
 class _Give(torch.autograd.Function):
-    """Takes two tensors, and hands gradients to them that nobody else holds."""
+    """Takes two tensors, and hands gradients to them that have no other owner."""
 
     gradients: Callable[[], tuple[Tensor, Tensor]]
 
@@ -178,7 +178,7 @@ def test_gradient_is_taken_over_unless_shared_or_expanded(agents: World, make: A
 @pytest.mark.world_size(1, 2)
 @pytest.mark.covers("AG-61")
 def test_views_of_a_sparse_gradient_do_not_force_a_copy(agents: World) -> None:
-    """A sparse gradient whose indices and values somebody else holds is kept with that same memory."""
+    """A sparse gradient whose indices and values have another owner keeps that same memory."""
     held: list[Tensor] = []
 
     def gradients() -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Contexts: their names, what they record, and that nothing of them is left anywhere."""
+"""Contexts: their names, their records, and that nothing of them is left anywhere."""
 
 from __future__ import annotations
 

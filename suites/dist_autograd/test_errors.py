@@ -1,4 +1,4 @@
-"""What goes wrong in backward: wrong arguments, errors on the way, ranks that are gone."""
+"""Errors in backward: wrong arguments, exceptions on the way, ranks that are gone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_error_in_backward_names_the_rank(world: World) -> None:
 @pytest.mark.world_size(3, 4)
 @pytest.mark.covers("AG-47")
 def test_error_in_backward_of_a_nested_call_reaches_the_caller(agents: World, context: int) -> None:
-    """What raises in backward on the third rank of a chain raises at the rank that began."""
+    """An exception in backward on the third rank of a chain is raised at the rank that began."""
     first, second = ((agents.rank + step) % agents.size for step in (1, 2))
     result = sync(first, remote.fail_along, dense(), dense(seed=1), [second])
     with pytest.raises(RuntimeError, match="broken on purpose in backward"):

@@ -37,7 +37,7 @@ class Layer:
         return rpc.RRef(self.weight)
 
     def value(self) -> Tensor:
-        """What it is now."""
+        """Its current value."""
         return self.weight.detach()
 
 

@@ -53,7 +53,7 @@ class Custom(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Tokens in, loss and logits out: what a language model looks like to the compiler."""
+    """Tokens in, loss and logits out: a language model as the compiler sees it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def assert_trains_alike(
 
     Args:
         eager: the model that is right.
-        compiled: what is called.
+        compiled: the model that is called.
         owner: the module inside ``compiled`` whose parameters are looked at.
     """
     for _ in range(2):

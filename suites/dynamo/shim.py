@@ -44,7 +44,7 @@ def graph_breaks() -> dict[str, int]:
 
 
 def explain(function: Any, *args: Any) -> Any:
-    """What Dynamo would do with a call."""
+    """Return Dynamo's treatment of a call."""
     return private("torch._dynamo.explain")(function)(*args)
 
 

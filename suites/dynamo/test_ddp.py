@@ -1,4 +1,4 @@
-"""Compiled DDP on several ranks, and what stands in for it on one, against eager."""
+"""Compiled DDP on several ranks, and its substitute on one, against eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled FSDP (1 and 2): outputs, what becomes a graph input, what is guarded."""
+"""Compiled FSDP (1 and 2): outputs, graph inputs, guards."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_parameters_are_inputs_of_the_graph(world: World) -> None:
 @pytest.mark.world_size(1)
 @pytest.mark.covers("DY-35")
 def test_tensor_used_twice_is_one_input(world: World) -> None:
-    """An attribute and a buffer, each used twice, are one graph input each, beside the argument."""
+    """An attribute and a buffer, each used twice, are one graph input each, in addition to the argument."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -53,7 +53,7 @@ def test_fsdp_gives_what_eager_gives(world: World) -> None:
 @pytest.mark.covers("DY-23", "DY-24")
 @pytest.mark.parametrize("train", [True, False])
 def test_convolutions_across_splits(world: World, train: bool) -> None:
-    """The layout of what one graph hands to the next is Inductor's choice, and must not be lost."""
+    """The layout of tensors between graphs is Inductor's choice, and must not be lost."""
     layers = [layer for _ in range(3) for layer in (nn.Conv2d(64, 64, 1), nn.ReLU())]
     model, value = seeded(lambda: nn.Sequential(*layers)), torch.rand(2, 64, 16, 16)
     compiled = torch.compile(FakeDDP(model, 1), backend="inductor")

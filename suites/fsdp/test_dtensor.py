@@ -115,7 +115,7 @@ def test_operators_on_shards(world: World, dim: int) -> None:
 
 
 class Sandwich(nn.Module):
-    """What tensor parallelism is made for."""
+    """A use of tensor parallelism."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -87,7 +87,7 @@ def test_prefetching_changes_nothing(world: World, prefetch: Any) -> None:
 
 
 def test_gradients_accumulate_without_synchronisation(world: World) -> None:
-    """Under ``no_sync`` each rank holds whole gradients of its own; after one more batch outside, those of all are summed."""
+    """Under ``no_sync`` each rank holds its whole gradients; after one more batch outside, the gradients of all are summed."""
     model, steps = make_model(world.device), batches(world, 3)
     plain = make_model(world.device)
     sharded = _wrapped(world, model)

@@ -226,7 +226,7 @@ def test_hybrid_sharding_equals_one_process(world: World) -> None:
 
 
 def test_frozen_weight_gets_no_gradient(world: World) -> None:
-    """A frozen weight gets no gradient, and the bias beside it gets one."""
+    """A frozen weight gets no gradient, and the bias next to it gets one."""
     model, batch = make_model(world.device), batches(world, 1)[0]
     model.head.weight.requires_grad_(False)
     _sharded(model)

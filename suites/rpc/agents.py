@@ -1,4 +1,4 @@
-"""Agents: start and stop them, and wait for what they do in the background."""
+"""Agents: start and stop them, and wait for their background work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def start(world: World, *, backend: str = "TENSORPIPE", options: Any = None) -> 
 def agent(
     world: World, *, backend: str = "TENSORPIPE", options: Any = None, graceful: bool = True
 ) -> Iterator[Any]:
-    """An agent on every rank, ended when all have come to the end; references left over are an error."""
+    """An agent on every rank, ended when all ranks are done; references left over are an error."""
     start(world, backend=backend, options=options)
     yield rpc
     with shim.leaks_are_errors():

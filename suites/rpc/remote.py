@@ -1,4 +1,4 @@
-"""What the tests ask other ranks to do."""
+"""Functions that the tests call on other ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Account:
         self.balance = balance
 
     def pay_in(self, amount: float) -> float:
-        """Change it and say what it is now."""
+        """Change it and return its value."""
         self.balance += amount
         return self.balance
 
@@ -121,23 +121,23 @@ def not_picklable() -> Any:
 
 
 def wait_for(gate: str, limit_s: float = 30.0) -> str:
-    """Return when somebody opens the gate."""
+    """Return when a test opens the gate."""
     gates[gate].wait(limit_s)
     return gate
 
 
 def open_gate(gate: str) -> None:
-    """Let those who wait go on."""
+    """Release all waiting threads."""
     gates[gate].set()
 
 
 def read(rref: Any) -> Any:
-    """What a reference refers to."""
+    """Return the value of a reference."""
     return rref.to_here()
 
 
 def read_local(rref: Any) -> Any:
-    """What a reference refers to, on its owner."""
+    """Return the value of a reference, on its owner."""
     return rref.local_value()
 
 

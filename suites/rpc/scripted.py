@@ -27,7 +27,7 @@ def fail_scripted(tensor: Tensor) -> Tensor:
 
 
 def add_referred(rref: rpc.RRef[Tensor], right: Tensor) -> Tensor:
-    """Add to what a reference refers to."""
+    """Add to the value of a reference."""
     return torch.add(rref.to_here(), right)
 
 

@@ -59,7 +59,7 @@ def test_destination_is_a_name_a_number_or_a_worker(agents: World, call: Any) ->
 
 @every_way
 def test_builtin_operators(agents: World, call: Any) -> None:
-    """Torch operators with keywords, with lists and with a bool as result give what they give locally."""
+    """Torch operators with keywords, with lists and with a bool as result give the same result as locally."""
     left, right = torch.full((2, 2), float(agents.rank)), torch.arange(4.0).reshape(2, 2)
     there = worker((agents.rank + 1) % agents.size)
     assert_close(call(there, torch.add, left, right, alpha=3), left + 3 * right)
@@ -129,7 +129,7 @@ def test_objects_arrive_as_they_left(agents: World) -> None:
 
 
 def test_remote_side_gets_a_copy(agents: World) -> None:
-    """What the callee fills in place comes back filled, and the caller's own tensor is unchanged."""
+    """A tensor that the callee fills in place is returned filled, and the caller's own tensor is unchanged."""
     mine = torch.zeros(3)
     back = sync(worker((agents.rank + 1) % agents.size), remote.fill, mine, 7.0)
     assert_close(back, torch.full((3,), 7.0))
@@ -197,7 +197,7 @@ def test_calls_nest_around_the_ring(agents: World) -> None:
 
 @every_way
 def test_asynchronous_execution_waits_for_the_inner_future(agents: World, call: Any) -> None:
-    """The answer is what the callee's future on a third rank came to, callback included."""
+    """The answer is the result of the callee's future on a third rank, callback included."""
     there, third = (agents.rank + 1) % agents.size, (agents.rank + 2) % agents.size
     answer = call(worker(there), remote.add_elsewhere, third, torch.ones(2), torch.full((2,), 5.0))
     assert_close(answer, torch.full((2,), 7.0))

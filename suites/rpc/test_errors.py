@@ -61,7 +61,7 @@ def test_error_of_a_builtin_operator(agents: World, call: Any) -> None:
 
 @every_way
 def test_error_of_a_scripted_function(agents: World, call: Any) -> None:
-    """What TorchScript code raises over there is raised at the caller, with its text."""
+    """An exception of remote TorchScript code is raised at the caller, with its text."""
     function = scripted.script(scripted.fail_scripted)
     meet(agents)
     with pytest.raises(RuntimeError, match="scripted on purpose"):

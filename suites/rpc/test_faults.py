@@ -1,4 +1,4 @@
-"""An agent that loses and delays messages: what is sent again arrives, what is not fails clearly."""
+"""An agent that loses and delays messages: retried messages arrive, others fail with a clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the profiler says about a call: who called whom, and what ran there."""
+"""The profiler's events of a call: caller, callee, and the function that ran."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_methods_through_a_reference(agents: World) -> None:
 
 
 def test_error_comes_out_when_the_reference_is_read(agents: World) -> None:
-    """Each read raises what the creating function raised, and another reference works."""
+    """Each read raises the exception of the creating function, and another reference works."""
     there = worker((agents.rank + 1) % agents.size)
     rref = rpc.remote(there, remote.fail, args=(ValueError, "not made"))
     for _ in range(2):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.world_size()
 
 
 def test_rendezvous(world: World) -> None:
-    """Every rank knows its number and the size, and is a process of its own."""
+    """Every rank knows its number and the size, and is a separate process."""
     assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size)
     seen = exchange(world, (world.rank, os.environ["GROUP_RANK"], os.getpid()))
     assert [rank for rank, _, _ in seen] == list(range(world.size))

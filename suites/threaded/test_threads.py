@@ -16,7 +16,7 @@ LIMIT_S = 60
 
 
 def in_threads(size: int, body: Callable[[int], None]) -> None:
-    """Run the body in that many threads, each with its rank in a group of its own process."""
+    """Run the body in that many threads, each with its rank in one group of this process."""
     seen: list[int] = []
 
     def run(_self: object) -> None:
@@ -33,7 +33,7 @@ def _own(rank: int) -> torch.Tensor:
 
 @SIZES
 def test_ranks(size: int) -> None:
-    """Each thread has a number and a thread of its own, and all see the size."""
+    """Each rank has a different number and thread, and all see the size."""
     threads: dict[int, int] = {}
 
     def body(rank: int) -> None:
@@ -111,7 +111,7 @@ def test_reduce_scatter(size: int) -> None:
 
 @SIZES
 def test_all_to_all(size: int) -> None:
-    """Each thread sends a piece of its own to each other one."""
+    """Each thread sends a different piece to each other one."""
 
     def body(rank: int) -> None:
         output = [torch.zeros(2) for _ in range(size)]
