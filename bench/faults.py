@@ -56,11 +56,12 @@ def run_matrix(cells: list[Cell], folder: Path, slots: int) -> None:
     (folder / "times").mkdir()
     path = os.pathsep.join([str(HERE / "entrypoint"), str(HERE / "tests" / "support")])
     subprocess.run(
-        [sys.executable, "-m", "disttest", "run", "matrix.py", "--slots", str(slots), "--log-limit", "1m"],
+        [sys.executable, "-m", "disttest", "run", "matrix.py", "--slots", str(slots)],
         cwd=folder,
         env={
             **os.environ,
             "PYTHONPATH": path,
+            "DISTTEST_LOG_LIMIT": "1m",
             "FAULT_CELLS": ",".join(map(str, cells)),
             "FAULT_TIMES": str(folder / "times"),
         },

@@ -77,11 +77,9 @@ def start(folder: Path, good: int, seconds: float) -> subprocess.Popen[bytes]:
                 "matrix.py",
                 "--slots",
                 str(SLOTS),
-                "--log-limit",
-                "1m",
             ],
             cwd=folder,
-            env={**os.environ, **environ},
+            env={**os.environ, "DISTTEST_LOG_LIMIT": "1m", **environ},
             stdout=output,
             stderr=output,
         )

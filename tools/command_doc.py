@@ -10,7 +10,7 @@ from generated_page import cell, write_or_check
 from disttest.cli.main import command
 from disttest.errors import MEANINGS, ExitCode
 from disttest.options.option import Option
-from disttest.options.registry import groups_of
+from disttest.options.registry import WITHOUT_FLAG, groups_of
 
 HEAD = """# The command
 
@@ -67,12 +67,16 @@ def _command(name: str, each: click.Command) -> Iterator[str]:
 def _table(title: str, options: list[Option]) -> Iterator[str]:
     if title:
         yield f"### {title}\n"
+    if title == WITHOUT_FLAG:
+        yield "Set them below `[tool.disttest]` in `pyproject.toml`, or by their variables.\n"
     variables = any(option.has_variable for option in options)
     yield f"| option |{' variable |' if variables else ''} meaning |"
     yield f"|---|{'---|' if variables else ''}---|"
     for option in options:
         variable = f" `{option.variable}` |" if option.has_variable else " |" if variables else ""
-        yield f"| `{option.flag} {cell(option.form)}` |{variable} {cell(option.description)} |"
+        names = ", ".join((*option.aliases, option.flag))
+        shown = f"{option.name} = {option.form}" if option.no_flag else f"{names} {option.form}"
+        yield f"| `{cell(shown)}` |{variable} {cell(option.description)} |"
     yield ""
 
 

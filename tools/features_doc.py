@@ -40,7 +40,11 @@ def _page() -> Iterator[str]:
         yield TABLE
         for folder in sorted(path.parent for path in _package(ring).glob("*/hooks.py")):
             name = f"disttest.{folder.name}"
-            flags = [f"`{row.flag}`" for owner, row in options if owner == name and "run" in row.commands]
+            flags = [
+                f"`{row.flag}`"
+                for owner, row in options
+                if owner == name and "run" in row.commands and not row.no_flag
+            ]
             commands = [f"`{command}`" for command in _commands(plugins[name])]
             yield f"| `{name}` | {_what(folder)} | {', '.join(commands)} | {', '.join(flags)} |"
 

@@ -76,15 +76,17 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add an option for each row of the registry, with ``--disttest-`` in front: plain names belong to others."""
     group = parser.getgroup("disttest", "distributed tests")
+    internal = argparse.SUPPRESS  # of options that only the disttest command gives
     for option in (option for option in RUN_OPTIONS if not option.secret):
         group.addoption(
             f"--disttest-{option.name}",
             dest=f"disttest_{option.field}",
             metavar=option.form,
             nargs="?" if option.is_switch else None,
-            help=f"{option.description} [{option.variable}]".replace("%", "%%"),
+            help=internal
+            if option.no_flag or option.hidden
+            else f"{option.description} [{option.variable}]".replace("%", "%%"),
         )
-    internal = argparse.SUPPRESS  # only the disttest command gives the options below
     group.addoption("--disttest-part", dest="disttest_part", help=internal)
     group.addoption("--disttest-timings", dest="disttest_timings", action="append", default=[], help=internal)
     for switch in INTERNAL_SWITCHES:

@@ -67,7 +67,7 @@ def test_the_node_is_to_blame(
 ) -> None:
     lab.write(test_waits=waits())
     node = lab.cluster.nodes[1]
-    run = lab.on_slurm("test_waits.py", *SPAN, "--silence-limit", str(SILENCE_S))
+    run = lab.on_slurm("test_waits.py", *SPAN, DISTTEST_SILENCE_LIMIT=str(SILENCE_S))
     run.await_file(lab.folder / "here")
 
     with fault(lab.cluster, node):

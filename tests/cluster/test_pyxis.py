@@ -45,7 +45,7 @@ def _add_plugin(cluster: SlurmCluster) -> None:
 
 def test_its_options_reach_every_node(lab: ClusterLab) -> None:
     image = ("--image", "org/tests:1", "--mount", "/data", "--mount", "/from:/to")
-    agent = ("--node-command", f"{sys.executable} -m disttest node-agent")
-    run = lab.write(test_asks=ASKS).on_slurm("test_asks.py", *SPAN, *image, *agent).wait()
+    agent = {"DISTTEST_NODE_COMMAND": f"{sys.executable} -m disttest node-agent"}
+    run = lab.write(test_asks=ASKS).on_slurm("test_asks.py", *SPAN, *image, **agent).wait()
     assert run.exit_code == 0, run.output
     assert {rank.node for rank in run.result("test_asks[4").ranks} == {"n1", "n2"}

@@ -122,7 +122,7 @@ def test_the_suites_pass_over_two_nodes_whose_clocks_differ_by_an_hour(lab: Clus
 def test_a_node_that_is_killed_in_a_collective(lab: ClusterLab) -> None:
     lab.write(test_waits=waits())
     node = lab.cluster.nodes[1]
-    run = lab.on_slurm("test_waits.py", *SPAN, "--silence-limit", "8")
+    run = lab.on_slurm("test_waits.py", *SPAN, DISTTEST_SILENCE_LIMIT="8")
     run.await_file(lab.folder / "here")
     lab.cluster.kill_node(node)
     try:

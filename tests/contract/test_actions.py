@@ -66,11 +66,13 @@ def test_every_option_of_a_run_is_an_input() -> None:
     flags = flags_of(command.commands["run"])
     assert flags <= {f"--{one.name}" for one in INPUTS["run"]} | {
         "--help",
+        "--help-all",
+        "--lf",
+        "--ff",
         "--progress",
         "--debug-rank",
         "--debugpy",
         "--resident",
-        "--resident-imports",
         "--keep-results",
         "--one-world",
     }

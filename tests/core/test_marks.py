@@ -172,7 +172,7 @@ OTHERS = """
 def test_a_green_run_without_a_world_says_so(lab):
     (lab.folder / "theirs").mkdir()
     lab.write(**{"test_one": ONE_PROCESS, "theirs/test_other": OTHERS})
-    ended = lab.run("--foreign-marks", "theirs", "test_one.py", "theirs")
+    ended = lab.run("test_one.py", "theirs", DISTTEST_FOREIGN_MARKS="theirs")
 
     assert ended.exit_code == 0
     assert (
@@ -180,7 +180,7 @@ def test_a_green_run_without_a_world_says_so(lab):
         in ended.output
     )
 
-    floor = lab.run("--foreign-marks=theirs", "test_one.py", "theirs", "--min-worlds", "1")
+    floor = lab.run("test_one.py", "theirs", "--min-worlds", "1", DISTTEST_FOREIGN_MARKS="theirs")
     assert floor.exit_code == 1
     assert "only 0 tests ran in a world and --min-worlds asks for 1" in floor.output
 

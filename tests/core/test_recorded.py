@@ -201,7 +201,7 @@ def test_a_failed_subtest_names_its_parameters(ended):
 
 def test_warnings_of_contained_tests(module_lab, ended):
     del ended  # it uses the same folder
-    again = module_lab.run("test_recorded.py", "--contain", "-k", "ordinary", "--results", "again")
+    again = module_lab.run("test_recorded.py", "--isolate-files", "-k", "ordinary", "--results", "again")
 
     assert "UserWarning: of an ordinary test" in again.output.partition("warnings summary")[2], again.output
 

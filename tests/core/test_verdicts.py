@@ -34,7 +34,9 @@ PASSES = (
 
 @pytest.fixture(scope="module")
 def ended(module_lab) -> Ended:
-    return module_lab.run("run", str(FAULTY_SUITES / "test_verdicts.py"), "--slots", "4", "--log-limit", "1m")
+    return module_lab.run(
+        "run", str(FAULTY_SUITES / "test_verdicts.py"), "--slots", "4", DISTTEST_LOG_LIMIT="1m"
+    )
 
 
 @pytest.mark.parametrize(("name", "message"), CRASHES.items())

@@ -18,9 +18,7 @@ from disttest.host.leases.quarantine import QuarantineNotes
 from disttest.host.leases.queue import join_queue, leave_queue, tickets_ahead
 from disttest.host.shared import SharedFolder
 
-ADVICE = (
-    "Give one for leases alone that all runners of this host may write to, with --lease-dir (chmod 1777)."
-)
+ADVICE = "Give one for leases alone that all runners of this host may write to, with DISTTEST_LEASE_DIR (chmod 1777)."
 IMPORTS = """
 import sys
 from pathlib import Path

@@ -108,7 +108,7 @@ def test_a_pool_for_the_session(suites):
     assert {"pool.test_pooled.test_sum": True, "pool.test_pooled.test_fails": False} == own
     assert own | {"pool.test_pooled.test_crashes_and_hangs": False} == verdicts, ended.output
     assert "timed out after 3 s in call" in ended.result("test_crashes_and_hangs").message
-    assert "--contain has no effect where a conftest or plugin has started processes" in ended.output
+    assert "--isolate-files has no effect where a conftest or plugin has started processes" in ended.output
 
 
 def test_a_suite_for_torchrun(suites):

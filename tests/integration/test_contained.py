@@ -120,7 +120,7 @@ OTHER = """
 @pytest.fixture(scope="module")
 def ended(module_lab):
     lab = module_lab.write(conftest=CONFTEST, test_faulty=FAULTY, test_other=OTHER)
-    return lab.run("--contain", "--retries", "1", "test_faulty.py", "test_other.py")
+    return lab.run("--isolate-files", "--retries", "1", "test_faulty.py", "test_other.py")
 
 
 def test_every_test_has_its_own_verdict(ended):
@@ -154,7 +154,7 @@ def test_failures_say_what_happened(ended):
     hang = ended.result("test_hangs")
     assert "timed out after 1 s" in hang.message
     assert "in test_hangs" in hang.ranks[0].stacks
-    assert "--contain" in ended.output, "the repeat command contains the test too"
+    assert "--isolate-files" in ended.output, "the repeat command contains the test too"
 
 
 def test_processes_of_a_test_are_named_and_ended(ended):
@@ -229,7 +229,7 @@ ALONE = """
 def placed(tmp_path_factory, nothing_left):
     lab = Lab(tmp_path_factory.mktemp("placed"))
     lab.write(conftest=SHARED, test_one=SHARES, test_two=SHARES, test_stays=STAYS, test_alone=ALONE)
-    return lab, lab.run("--contain", ".")
+    return lab, lab.run("--isolate-files", ".")
 
 
 def test_files_that_share_a_fixture_of_the_session_share_a_process(placed):
@@ -258,9 +258,9 @@ def test_what_needs_the_pytest_process_stays_there_and_keeps_its_limit(placed):
 
 
 def test_what_speaks_to_the_terminal_is_not_contained(lab):
-    talking = lab.write(test_alone=ALONE).run("test_alone.py", "--contain", "--", "-s")
+    talking = lab.write(test_alone=ALONE).run("test_alone.py", "--isolate-files", "--", "-s")
 
-    assert "--contain has no effect with -s: ordinary tests run in the pytest process" in talking.output
+    assert "--isolate-files has no effect with -s: ordinary tests run in the pytest process" in talking.output
     assert "assert" in talking.result("test_apart").message
 
 
@@ -336,11 +336,11 @@ def outcomes(ended):
 def test_verdicts_are_the_same_contained_or_not(lab):
     lab.write(test_outcomes=OUTCOMES)
     plain = lab.run("test_outcomes.py")
-    contained = lab.run("test_outcomes.py", "--contain")
+    contained = lab.run("test_outcomes.py", "--isolate-files")
     lab.write(
         conftest="import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
-    hazard = lab.run("test_outcomes.py", "--contain")
+    hazard = lab.run("test_outcomes.py", "--isolate-files")
 
     assert len(plain.run.tests) == 13
     assert outcomes(plain) == outcomes(contained) == outcomes(hazard)

@@ -64,7 +64,7 @@ def check(ended, how):
     } == outcomes
     result = ended.result("test_crashes")
     assert Cause.TEST is result.cause
-    told = "--contain runs ordinary tests in processes of their own, so that the others run"
+    told = "--isolate-files runs ordinary tests in processes of their own, so that the others run"
     assert f"the test ended the pytest process with {how}; {told}" == result.message
     why = f"test_it.py::test_crashes ended the pytest process with {how}"
     assert (f"not run: {why}", why) == (ended.result("test_after").message, ended.run.reason)

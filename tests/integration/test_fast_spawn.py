@@ -161,7 +161,7 @@ SUITE = """
 @pytest.fixture(scope="module")
 def ended(module_lab: Lab):
     module_lab.write(test_spawning=SUITE)
-    return module_lab.run("--contain", "--fast-spawn", "--timeout", "120", ".", limit_s=480)
+    return module_lab.run("--isolate-files", "--timeout", "120", ".", limit_s=480)
 
 
 def test_verdicts_are_those_of_spawned_processes(ended):

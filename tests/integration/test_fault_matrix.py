@@ -74,7 +74,8 @@ def is_full(request) -> bool:
 def ended(module_lab, is_full) -> Ended:
     take_faulty_suites(module_lab, "matrix", "faults").write(conftest=HURRY)
     return module_lab.run(
-        *("run", "matrix.py", "--slots", "8", "--log-limit", "1m"),
+        *("run", "matrix.py", "--slots", "8"),
+        DISTTEST_LOG_LIMIT="1m",
         limit_s=1200 if is_full else 240,
         FAULT_CELLS="full" if is_full else "reduced",
         MISDEED_FLOOD=str((1024 if is_full else 32) << 20),

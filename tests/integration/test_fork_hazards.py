@@ -237,7 +237,7 @@ def test_only_the_file_that_is_to_blame_loses_forking(lab):
     """The others are imported by the controller and once more by a clean process, for however many worlds and ranks."""
     ordinary = "def test_ordinary(): pass"
     lab.write(test_clean=COUNTED, test_store=STORE + COUNTED, test_ordinary=ordinary)
-    ended = lab.run(".", "--contain")
+    ended = lab.run(".", "--isolate-files")
 
     assert "test_store.py starts 1 thread (pt_tcpstore_uv of libtorch_cpu.so)" in ended.output
     assert "Tests of other files are not affected" in ended.output

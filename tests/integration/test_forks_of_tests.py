@@ -118,7 +118,7 @@ def check(ended):
     assert 1 == len(list(ended.junit().iter("failure")))
 
 
-@pytest.mark.parametrize("options", [(), ("--contain",)], ids=["in the pytest process", "contained"])
+@pytest.mark.parametrize("options", [(), ("--isolate-files",)], ids=["in the pytest process", "contained"])
 def test_the_copy_of_an_ordinary_test_writes_no_results(lab, options):
     ended = lab.write(test_forks=FORKS).run("run", "test_forks.py", *options)
 

@@ -92,7 +92,7 @@ def test_limits_arrive(lab):
 
 def test_limits_of_contained_tests_arrive(lab):
     ended = lab.write(conftest=CONFTEST, test_limits=LIMITS).run(
-        "run", "test_limits.py", "--contain", limit_s=60
+        "run", "test_limits.py", "--isolate-files", limit_s=60
     )
 
     assert OUTCOMES == {test.test.name: test.final.outcome for test in ended.run.tests}, ended.output

@@ -226,7 +226,7 @@ def test_an_ordinary_test_that_catches_the_failure_at_its_limit_has_failed(tmp_p
 
 
 def test_a_contained_test_that_catches_the_failure_at_its_limit_has_failed(tmp_path, nothing_left):
-    ended = Lab(tmp_path).write(test_ordinary=ORDINARY).run("run", "test_ordinary.py", "--contain")
+    ended = Lab(tmp_path).write(test_ordinary=ORDINARY).run("run", "test_ordinary.py", "--isolate-files")
 
     outcomes = {test.test.name: test.final.outcome for test in ended.run.tests}
     assert dict.fromkeys(ORDINARY_TESTS, Outcome.FAILED) | {"test_next": Outcome.PASSED} == outcomes

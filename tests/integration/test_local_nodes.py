@@ -247,8 +247,8 @@ def test_the_deadline_counts_while_tests_are_collected(lab: Lab) -> None:
     """As in a run on this machine: nothing begins after it."""
     lab.write(test_late=LATE)
     ended = lab.run(
-        *("test_late.py", "--launcher", "local", "--nodes", "2", "--node-command", "touch started"),
-        *("--deadline", "1"),
+        *("test_late.py", "--launcher", "local", "--nodes", "2", "--deadline", "1"),
+        DISTTEST_NODE_COMMAND="touch started",
     )
 
     assert (ended.exit_code, ended.run.reason) == (124, "the deadline of the run (1 s) passed"), ended.output

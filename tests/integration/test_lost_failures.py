@@ -318,7 +318,7 @@ ORDINARY = (
 )
 
 
-@pytest.mark.parametrize("options", [(), ("--contain",)], ids=["in the pytest process", "contained"])
+@pytest.mark.parametrize("options", [(), ("--isolate-files",)], ids=["in the pytest process", "contained"])
 def test_the_limit_of_an_ordinary_test_covers_its_rendering(lab, options):
     lab.write(test_ordinary=ORDINARY)
     ended = lab.run("run", "test_ordinary.py", "--results", "results", *options, limit_s=100)

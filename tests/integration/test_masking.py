@@ -127,9 +127,10 @@ def assert_hidden(folder: Path, secrets: tuple[str, ...] = SECRETS) -> None:
 def ended(module_lab: Lab) -> Ended:
     lab = module_lab.write(test_leaky=LEAKY, test_hosted=HOSTED)
     return lab.run(
-        *("run", ".", "--slots", "2", "--log-limit", "64k", f"--mask={GIVEN}", "--mask", MULTILINE),
+        *("run", ".", "--slots", "2", f"--mask={GIVEN}", "--mask", MULTILINE),
         *("--timeout", "20", "--", "-v", "-s"),
         DISTTEST_MASK=BY_VARIABLE,
+        DISTTEST_LOG_LIMIT="64k",
         GITHUB_ACTIONS="true",
         GITHUB_STEP_SUMMARY=str(lab.folder / "step-summary.md"),
         GITHUB_OUTPUT=str(lab.folder / "outputs"),

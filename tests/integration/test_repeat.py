@@ -177,7 +177,7 @@ def ended_warm(module_lab: Lab) -> Ended:
     folder.mkdir()
     lab = Lab(folder).write(conftest=SHARED, test_first=FIRST, test_second=AFTER)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    return lab.run("run", ".", "--isolation", "warm", "--contain", "--one-world")
+    return lab.run("run", ".", "--isolation", "warm", "--isolate-files", "--one-world")
 
 
 @pytest.mark.parametrize(

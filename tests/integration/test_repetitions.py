@@ -64,10 +64,10 @@ def test_each_runs_so_often_and_the_failed_one_runs_alone_afterwards(lab):
     assert 3 == len(list((lab.folder / "seeds").iterdir()))
     assert "repeat: disttest run 'test_suite.py::test_until_the_file_is_there[1]' --repeat 3" in ended.output
 
-    again = lab.run("run", ".", "--last-failed", "--until-fail", "--repeat", "2")
+    again = lab.run("run", ".", "--lf", "-x", "--repeat", "2")
     assert ["test_until_the_file_is_there[1]", "test_until_the_file_is_there[1]#2"] == names(again)
     assert 0 == again.exit_code, again.output
     (lab.folder / "count").write_text("x")
-    stopped = lab.run("run", "test_suite.py", "-k", "file_is_there", "--until-fail")
+    stopped = lab.run("run", "test_suite.py", "-k", "file_is_there", "--repeat", "until-fail")
     assert 100 == len(stopped.run.tests)
     assert [Outcome.FAILED, Outcome.NOT_RUN] == [outcome.final.outcome for outcome in stopped.run.tests][:2]

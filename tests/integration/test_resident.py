@@ -119,9 +119,9 @@ def told(ended: Ended) -> dict:
 
 def test_the_results_are_those_of_a_run_without_it(resident_lab: ResidentLab):
     resident_lab.write(test_suite=SUITE, test_broken="import no_such_module")
-    unhurried = (".", "--grace", "60")  # or a slow machine has ranks killed that were about to report
-    plain = resident_lab.run("run", *unhurried, "--results", "plain")
-    forked = [run(resident_lab, *unhurried, "--results", f"forked{number}") for number in range(2)]
+    unhurried = {"DISTTEST_GRACE": "60"}  # or a slow machine has ranks killed that were about to report
+    plain = resident_lab.run("run", ".", "--results", "plain", **unhurried)
+    forked = [run(resident_lab, ".", "--results", f"forked{number}", **unhurried) for number in range(2)]
     plain = Ended(plain.exit_code, plain.output, resident_lab.folder / "plain")
     for number, each in enumerate(forked):
         ended = Ended(each.exit_code, each.output, resident_lab.folder / f"forked{number}")
@@ -275,10 +275,9 @@ def large_lab(resident_lab: ResidentLab, tmp_path_factory: pytest.TempPathFactor
     return resident_lab.write(test_large=USES_LARGE, near=LARGE)
 
 
-def run_large(lab: ResidentLab, *arguments: str) -> Ended:
-    ended = run(
-        lab, "test_large.py", *arguments, PYTHONPATH=f"{lab.installed}:{lab.environ.get('PYTHONPATH', '')}"
-    )
+def run_large(lab: ResidentLab, *arguments: str, imports: str = "") -> Ended:
+    path = f"{lab.installed}:{lab.environ.get('PYTHONPATH', '')}"
+    ended = run(lab, "test_large.py", *arguments, PYTHONPATH=path, DISTTEST_RESIDENT_IMPORTS=imports)
     assert ended.exit_code == 0, ended.output
     return ended
 
@@ -288,12 +287,12 @@ def importer(lab: ResidentLab, name: str = "large") -> int:
 
 
 def test_installed_modules_that_are_named_are_kept(large_lab: ResidentLab):
-    named = ("--resident-imports", "numpy,large,near,no_such")
-    run_large(large_lab, *named)
+    named = "numpy,large,near,no_such"
+    run_large(large_lab, imports=named)
     parent = large_lab.parent.pid
     assert importer(large_lab) != parent
 
-    again = run_large(large_lab, *named)
+    again = run_large(large_lab, imports=named)
     assert importer(large_lab) == parent and importer(large_lab, "near") != parent
     assert "resident" not in again.output
     assert f"pid {parent} for {large_lab.folder}: 2 runs in " in (
@@ -307,8 +306,8 @@ def test_installed_modules_that_are_named_are_kept(large_lab: ResidentLab):
 
 
 def test_a_plugin_whose_asserts_pytest_rewrites_is_imported_by_each_run(large_lab: ResidentLab):
-    run_large(large_lab, "--resident-imports", "large", "--", "-p", "large")
-    again = run_large(large_lab, "--resident-imports", "large", "--", "-p", "large")
+    run_large(large_lab, "--", "-p", "large", imports="large")
+    again = run_large(large_lab, "--", "-p", "large", imports="large")
 
     assert "rewritten" not in again.output and importer(large_lab) != large_lab.parent.pid
 
@@ -330,10 +329,10 @@ def test_a_project_names_them_and_a_change_of_one_means_a_new_parent(large_lab: 
 def test_what_leaves_no_process_that_can_be_forked_is_not_kept(large_lab: ResidentLab):
     waits = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     (large_lab.installed / "large.py").write_text(f"{waits}IMPORTED_BY = 1\n")
-    run_large(large_lab, "--resident-imports", "large")
+    run_large(large_lab, imports="large")
     parent = large_lab.parents
 
-    again = run_large(large_lab, "--resident-imports", "large")
+    again = run_large(large_lab, imports="large")
     reason = "a process that has imported torch, pytest and large (resident-imports) cannot be forked: "
     assert f"{REPLACED}{reason}1 thread" in again.output and large_lab.parents != parent
 
@@ -637,7 +636,7 @@ def test_every_run_is_that_of_the_last_edit(resident_lab: ResidentLab, request: 
     for number in range(request.config.getoption("--trials") or 4):
         resident_lab.write(edited=MODULE.format(number=number))
         as_for_users = {"PYTHONDONTWRITEBYTECODE": ""}
-        ended = run(resident_lab, ".", "--results", "results", "--grace", "0.1", **as_for_users)
+        ended = run(resident_lab, ".", "--results", "results", DISTTEST_GRACE="0.1", **as_for_users)
         assert ended.exit_code == number % 2, ended.output
         assert number % 2 == 0 or f"found {number}" in ended.output
     assert resident_lab.parents == parent

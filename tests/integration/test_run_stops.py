@@ -129,7 +129,7 @@ CASES = {
     "torch's class": (TORCHS + NEXT, (), 77),
     "--spmd": (SUITE, ("--spmd", "2"), 77),
     "ordinary": (ORDINARY, (), 77),
-    "--contain": (ORDINARY, ("--contain",), 77),
+    "--isolate-files": (ORDINARY, ("--isolate-files",), 77),
 }
 
 
@@ -147,7 +147,7 @@ def test_a_test_ends_the_run_with_the_code_that_it_asks_for(lab: Lab, name):
     assert "the fabric is down" in stopped.message
     assert "test_stop.py" in stopped.details
     assert stopped.attempt == 1
-    if name not in ("ordinary", "--contain"):
+    if name not in ("ordinary", "--isolate-files"):
         assert stopped.culprit == 1
         assert stopped.message.startswith("rank 1 of 2 failed")
         assert "rank 1: " in ended.run.reason or name == "torch's class"

@@ -62,7 +62,7 @@ FORKS = """
 @pytest.fixture
 def spawned(lab):
     lab.write(test_spawns=SPAWNS, test_forks=FORKS)
-    return lab.run("run", ".", "--contain", "--fast-spawn", "--timeout", "8")
+    return lab.run("run", ".", "--isolate-files", "--timeout", "8")
 
 
 def test_ranks_of_mp_spawn_and_forks_are_named_with_their_lines(spawned):

@@ -39,7 +39,7 @@ def lab(plane: KubernetesPlane, tmp_path: Path) -> Iterator[KubernetesLab]:
 def waiting(lab: KubernetesLab) -> ClusterRun:
     """A run whose ranks are in a loop of collectives over both nodes."""
     lab.write(test_waits=waits(limit_s=120, steps=1200))
-    run = lab.on_kubernetes("test_waits.py", *SPAN, "--silence-limit", "20")
+    run = lab.on_kubernetes("test_waits.py", *SPAN, DISTTEST_SILENCE_LIMIT="20")
     run.await_file(lab.folder / "here", limit_s=240)
     return run
 

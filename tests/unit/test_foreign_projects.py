@@ -43,8 +43,8 @@ def test_what_one_way_does_not_have_differs(tool: Any) -> None:
     own, ours = tool.WayRun({"a": "passed", "b": "failed"}, 10, 4), tool.WayRun({"a": "passed"}, 5, 1)
 
     assert ["b: failed by its own way, missing by ours"] == tool.differences(own, ours)
-    suite = tool.Suite(style="forks", paths=["t"], ours=["--contain"])
-    cells = "p 1 | forks | nothing | --contain | 1 passed, 1 failed; 1 differ"
+    suite = tool.Suite(style="forks", paths=["t"], ours=["--isolate-files"])
+    cells = "p 1 | forks | nothing | --isolate-files | 1 passed, 1 failed; 1 differ"
     assert f"| {cells} | 10 s, 4 CPU s | 5 s, 1 CPU s | 2.0, 4.0 |" == tool.row(
         tool.Project("p", "1", "sdist", (), ()), suite, own, ours
     )

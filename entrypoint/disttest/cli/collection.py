@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.cli.run import complete_targets
 from disttest.cli.words import warn
 from disttest.errors import ExitCode
@@ -24,6 +25,7 @@ _COMPLETE = (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED)
 def list_command(leave: Callable[..., Any]) -> click.Command:
     """The command, around a way to end."""
 
+    @serves(Purpose.RUN)
     @click.command(name="list", cls=ListingCommand)
     @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]", shell_complete=complete_targets)
     @flags("list")

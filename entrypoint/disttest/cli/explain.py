@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.options.flags import ShowingCommand
 
 
+@serves(Purpose.RESULTS)
 @click.command(cls=ShowingCommand)
 @click.argument("words", nargs=-1, metavar="[DIR] [TEST]")
 @click.pass_context

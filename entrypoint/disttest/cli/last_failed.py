@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from disttest.cli.stored_run import find_run
-from disttest.errors import UsageError
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.repeat import seen_from_start, target_of
@@ -20,15 +19,11 @@ def only_failed(targets: Sequence[str], results: Path | None, warn: Callable[[st
         targets: paths, node ids and suites, as they were named.
         results: the directory to look into.
         warn: told what is run if that is not what was asked for.
-
-    Raises:
-        UsageError: there are no results.
     """
     folder = results or find_run(())[0]
     if not (folder / FILE_NAME).is_file():
-        raise UsageError(
-            f"--last-failed: there are no results in {folder}: leave it out, or name them with --results"
-        )
+        warn(f"--last-failed: there are no results in {folder}: all tests run")
+        return tuple(targets)
     failed = dict.fromkeys(_failed(fold(read_events(folder / FILE_NAME))))
     kept = tuple(each for each in failed if any(_covers(target, each) for target in targets))
     if not kept:

@@ -19,6 +19,7 @@ from disttest import github
 from disttest.cli.collection import list_command
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
+from disttest.cli.purposes import Purpose, purpose_of
 from disttest.cli.report import report
 from disttest.cli.run import run_command
 from disttest.cli.words import warn
@@ -26,6 +27,7 @@ from disttest.errors import DisttestError, ExitCode
 from disttest.host.process_limits import check_limits
 from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand
+from disttest.options.registry import replacement_of
 from disttest.output import drain_streams, outlet, steady_streams
 from disttest.plugin_manager import plugin_manager
 
@@ -45,6 +47,19 @@ class _DefaultRun(click.Group):
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             args = ["run", *args]
         return args
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by purpose, each with the whole first sentence of its help."""
+        del ctx
+        for purpose in Purpose:
+            rows = [
+                (name, each.get_short_help_str(limit=sys.maxsize))
+                for name, each in self.commands.items()
+                if not each.hidden and purpose_of(each) is purpose
+            ]
+            if rows:
+                with formatter.section(purpose):
+                    formatter.write_dl(rows)
 
 
 @click.group(cls=_DefaultRun, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -144,6 +159,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         warn(str(error))
         _leave(error.exit_code)
     except click.UsageError as error:
+        if isinstance(error, click.NoSuchOption) and (moved := replacement_of(error.option_name)):
+            warn(moved)
+            _leave(ExitCode.USAGE)
         error.show()
         if (
             isinstance(error, click.NoSuchOption)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.errors import UsageError
 from disttest.options.flags import RegistryCommand, flags
 from disttest.options.values import one_of
@@ -18,6 +19,7 @@ from disttest.results.directory import no_run_writes
 ALL = "all"
 
 
+@serves(Purpose.RESULTS)
 @click.command(cls=RegistryCommand)
 @click.argument("results_dir", metavar="[DIR]", default="results", type=click.Path(path_type=Path))
 @flags("report", format=one_of(ALL, *reporters()))

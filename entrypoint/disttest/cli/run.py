@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.options.flags import CollectingCommand
 from disttest.options.flags import flags as flags_of
 from disttest.planning.targets import suite_names
@@ -30,6 +31,7 @@ Run = Callable[[tuple[str, ...], Sequence[str], str, Mapping[str, Any]], Any]
 def run_command(do: Run) -> click.Command:
     """The command, around what is to be done with what was typed."""
 
+    @serves(Purpose.RUN)
     @click.command(name="run", cls=CollectingCommand, context_settings={"ignore_unknown_options": False})
     @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]", shell_complete=complete_targets)
     @flags_of("run")

@@ -28,7 +28,7 @@ from disttest.options.flags import was_given
 from disttest.options.option import Option
 from disttest.options.project_file import ProjectSettings, read_project_settings
 from disttest.options.registry import COMMAND_SETTINGS, KEEP_RESULTS
-from disttest.options.run import RunOptions, by_command, filled, given_options, resolve_options
+from disttest.options.run import RunOptions, by_command, filled, given_options, parse_given, resolve_options
 from disttest.options.values import check_provided
 from disttest.output import drain_streams
 from disttest.planning.targets import Targets, resolve_targets
@@ -151,7 +151,8 @@ def read_request(
     project = read_project_settings(targets)
     settings = {row.field: _setting(row, rest, project) for row in COMMAND_SETTINGS}
     selection = take_selection(rest)
-    flags = selection.with_repeats(project.fill(rest))
+    flags = project.fill(rest)
+    selection = selection.with_repeats(flags.get("repeat") or environment().get("DISTTEST_REPEAT"))
     request = RunRequest(
         targets=targets,
         pytest_args=pytest_args,
@@ -169,8 +170,13 @@ def read_request(
 
 def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) -> Any:
     """What only the command reads: the value of a flag or variable, which is taken out, else the project's, else the default."""
-    asked = given.pop(option.field)
-    text = "" if was_given(option) else project.texts.get(option.name, "")
+    asked = given.pop(option.field, option.default)
+    if was_given(option):
+        return asked
+    variable = environment().get(option.variable, "") if option.no_flag and option.has_variable else ""
+    if variable:
+        return parse_given(option, variable, option.variable)
+    text = project.texts.get(option.name, "")
     return option.type.parse(text) if text else asked
 
 
@@ -210,6 +216,8 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     options, selection = request.options, request.selection
     hardware = None if request.place else Devices(options).machine.hardware()
     directory = claim(options.results) if options.results else claim_default(warn)
+    selection = selection.after(directory.earlier)
+    request = dataclasses.replace(request, selection=selection)
     for name, file in request.attachments.items():
         shutil.copyfile(file, directory.path / name)
     if request.place is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from disttest.errors import UsageError
 from disttest.model import Frozen
+from disttest.options.run_rows import UNTIL_FAIL
 from disttest.results.floors import Floors, make_floors
+from disttest.results.journal import FILE_NAME
 from disttest.safe_open import read_input
-
-UNTIL_FAIL = "100"
-"""How often each test is repeated at most with ``--until-fail`` alone."""
 
 
 class RunSelection(Frozen):
@@ -20,12 +21,18 @@ class RunSelection(Frozen):
     timings: tuple[Path, ...]
     failed_first: bool
     last_failed: bool
-    until_fail: bool
     floors: Floors
+    until_fail: bool = False
 
-    def with_repeats(self, flags: dict[str, str | None]) -> dict[str, str | None]:
-        """The flags of the run, which repeats each test if it is to go on until one fails."""
-        return {**flags, "repeat": flags.get("repeat") or UNTIL_FAIL} if self.until_fail else flags
+    def with_repeats(self, text: str | None) -> RunSelection:
+        """This selection, with the value of ``--repeat``."""
+        return msgspec.structs.replace(self, until_fail=text == UNTIL_FAIL)
+
+    def after(self, earlier: Path | None) -> RunSelection:
+        """This selection, with the results of the run before as timings if it starts with what failed, and has no others."""
+        if earlier is None or not self.failed_first or self.timings:
+            return self
+        return msgspec.structs.replace(self, timings=(earlier / FILE_NAME,))
 
     def pytest_arguments(self) -> list[str]:
         """The same for the plugin."""
@@ -56,7 +63,6 @@ def take_selection(given: dict[str, Any]) -> RunSelection:
         timings=given.pop("timings"),
         failed_first=given.pop("failed_first"),
         last_failed=given.pop("last_failed"),
-        until_fail=given.pop("until_fail"),
         floors=floors,
     )
 

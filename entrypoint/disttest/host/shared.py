@@ -147,7 +147,7 @@ def refusal(path: Path, reason: str | None) -> UsageError:
     """Return the error for a lease directory that cannot be used."""
     return UsageError(
         f"the lease directory {path} cannot be used: {reason}. "
-        "Give one for leases alone that all runners of this host may write to, with --lease-dir (chmod 1777)."
+        "Give one for leases alone that all runners of this host may write to, with DISTTEST_LEASE_DIR (chmod 1777)."
     )
 
 

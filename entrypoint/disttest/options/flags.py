@@ -13,11 +13,12 @@ from disttest.errors import UsageError
 from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS, PytestWord
-from disttest.options.registry import RUN_OPTIONS, groups_of, options_of
+from disttest.options.registry import RUN_OPTIONS, groups_of, is_shown, options_of
 from disttest.options.values import Type, spell_out
 
 _GIVEN = "disttest.given"
 _HANDED_ON = "disttest.handed_on"
+_ALL = "disttest.all_options"
 _OTHERS = "Options"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -25,7 +26,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 class RegistryCommand(click.Command):
     """A command whose switches may stand alone or have a value: ``--switch``, ``--switch true``, ``--switch=false``.
 
-    Its help has the options in the groups of the registry, common ones first.
+    Its help has the options in the groups of the registry, common ones first; of a command with several groups ``--help``
+    shows the first one, and ``--help-all`` all.
     """
 
     shows = False
@@ -36,6 +38,11 @@ class RegistryCommand(click.Command):
     """Whether its standard output is a channel to another process."""
     relays = False
     """Whether it passes on the output of another disttest command, with that command's words to GitHub."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with the flags for help."""
+        more = [_HELP_ALL] if len(groups_of(self.name or "")) > 1 else []
+        return [*super().get_params(ctx), *more]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give each switch its value."""
@@ -52,11 +59,30 @@ class RegistryCommand(click.Command):
             if record is not None:
                 own = PYTEST_GROUP if isinstance(param, PytestOption) else _OTHERS
                 rows[titles.get(param.name or "", own)].append(record)
-        first = list(titles.values())[:1]
-        for title in dict.fromkeys([*first, PYTEST_GROUP, *titles.values(), _OTHERS]):
+        first = [*list(titles.values())[:1], PYTEST_GROUP]
+        is_long = len(groups_of(self.name or "")) > 1
+        last = [] if is_long and not ctx.meta.get(_ALL) else [*titles.values()]
+        for title in dict.fromkeys([*first, *last, _OTHERS]):
             if rows[title]:
                 with formatter.section(title):
                     formatter.write_dl(rows[title])
+
+
+def _show_all(ctx: click.Context, _parameter: click.Parameter, given: bool) -> None:
+    if given:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show all options and exit.",
+)
 
 
 class ShowingCommand(RegistryCommand):
@@ -115,7 +141,9 @@ def flags(command: str, **types: Type) -> Decorator:
             if command in word.commands:
                 function = _pytest_flag(word)(function)
         for option in reversed(options_of(command)):
-            function = _flag(option, types.get(option.field, option.type))(function)
+            if not option.no_flag:
+                shown = is_shown(option, command)
+                function = _flag(option, types.get(option.field, option.type), shown=shown)(function)
         return function
 
     return give
@@ -138,7 +166,7 @@ def flags_handed_on(inner: str, *, by: str) -> Decorator:
             if inner in word.commands:
                 function = _pytest_flag(word, hidden=True)(function)
         for option in options_of(inner):
-            if option.flag not in own:
+            if option.flag not in own and not option.no_flag:
                 function = _foreign_flag(option)(function)
         return function
 
@@ -178,16 +206,17 @@ def was_given(option: Option) -> bool:
     return option in click.get_current_context().meta.get(_GIVEN, ())
 
 
-def _flag(option: Option, type_: Type) -> Decorator:
+def _flag(option: Option, type_: Type, *, shown: bool) -> Decorator:
     variable = f"  [{option.variable}]" if option.has_variable else ""
     return click.option(
+        *option.aliases,
         option.flag,
         option.field,
         cls=_Switch if option.is_switch else click.Option,
         metavar=option.form,
         help=option.description + variable,
         multiple=option.many,
-        hidden=option.hidden,
+        hidden=not shown,
         callback=_callback(option, type_),
     )
 
@@ -200,6 +229,7 @@ def _foreign_flag(option: Option) -> Decorator:
                 words.extend([f"{option.flag}={value}"] if option.is_switch else [option.flag, value])
 
     return click.option(
+        *option.aliases,
         option.flag,
         cls=_ForeignSwitch if option.is_switch else ForeignOption,
         multiple=option.many,

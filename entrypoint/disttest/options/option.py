@@ -65,6 +65,14 @@ class Option(Frozen):
     """Heading of its group in the help of the command; empty for the usual ones."""
     of_every_run: bool = False
     """Whether commands of plugins that run tests have it, too."""
+    shapes_tests: bool = False
+    """Whether the tests and worlds of a run depend on it; commands that only collect show no other option of a run."""
+    aliases: tuple[str, ...] = ()
+    """Other flags for it."""
+    no_flag: bool = False
+    """Whether the project's file and the variable set it, but no flag."""
+    formerly: tuple[tuple[str, str], ...] = ()
+    """Earlier names, each with the words for it now; an earlier name is refused with these for one release."""
 
     @property
     def field(self) -> str:
@@ -140,7 +148,9 @@ def of_every_run(
     name: str, type_: Type, help_: str, *, plan: bool = False, inputs_of_action: bool = True, **more: Any
 ) -> Option:
     """An option of every run: a variable, an option of the pytest plugin, and handed from process to process as text."""
-    inputs = ("run", "plan") if plan else ("run",) if inputs_of_action else ()
+    inputs: tuple[str, ...] = ("run", "plan") if plan else ("run",)
+    if not inputs_of_action or more.get("no_flag"):
+        inputs = ()
     return Option(
         name=name,
         type=type_,

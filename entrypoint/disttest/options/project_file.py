@@ -13,7 +13,7 @@ from disttest.errors import UsageError
 from disttest.model import Frozen
 from disttest.options.environment import environment
 from disttest.options.option import Option
-from disttest.options.registry import PROJECT_OPTIONS, RUN_OPTIONS
+from disttest.options.registry import PROJECT_OPTIONS, RUN_OPTIONS, replacement_of
 
 FILE_OPTIONS = {option.name: option for option in PROJECT_OPTIONS if not option.secret}
 """Key -> option. Secrets do not belong into a file that is committed."""
@@ -100,6 +100,8 @@ def _not_a_setting(key: str) -> str:
     secret = next((option for option in RUN_OPTIONS if option.secret and option.name == key), None)
     if secret is not None:
         return f"secrets do not belong into a file; use the variable {secret.variable}"
+    if moved := replacement_of(key):
+        return moved.replace("--", "")
     near = difflib.get_close_matches(key, FILE_OPTIONS, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"there is no such setting; {hint}there are {', '.join(FILE_OPTIONS)}"

@@ -40,7 +40,6 @@ PYTEST_WORDS = (
     ),
     PytestWord(flags=("-x",), help="Stop at the first failure."),
     PytestWord(flags=("--maxfail",), form="N", help="Stop after so many failures."),
-    PytestWord(flags=("--lf",), help="Only the tests that failed last time, by pytest's cache."),
     PytestWord(
         flags=("-s",),
         help="Show what tests print, as they print it: each line of a rank with its rank in front.",

@@ -84,6 +84,8 @@ OPTIONS = (
     *(option for option in PLUGIN_OPTIONS if option.title not in ("", PLANS)),
 )
 
+_OF_ANY_RUN = ("deadline", "results", "seed", "progress", "mask")
+"""Options that other commands that run tests show, besides those that shape the tests."""
 _RUNNING = frozenset(name for _, name in plugin_manager().items("disttest_commands_that_run", str))
 
 
@@ -98,28 +100,54 @@ def options_of(command: str) -> tuple[Option, ...]:
 
 
 _COMMON = (
-    *("world-sizes", "backend", "device", "gpus", "timeout", "deadline", "results", "isolation", "retries"),
-    *("contain", "progress", "resident"),
+    *("world-sizes", "backend", "device", "gpus", "timeout", "deadline", "results", "last-failed"),
+    *("failed-first", "repeat", "retries", "isolation", "isolate-files", "spmd", "progress", "resident"),
 )
-"""What most users of ``disttest run`` ever give."""
+"""The options of ``disttest run`` that its help shows first."""
+WITHOUT_FLAG = "Settings without a flag"
+"""The title of the options that only the project's file and variables set."""
 
 
 def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
     """The options of a command by the titles of its help; a command with few of them has one group."""
     options = options_of(command)
     if command != "run":
-        return (("Options", options),)
+        return (("Options", tuple(row for row in options if is_shown(row, command))),)
     titles = dict.fromkeys(filter(None, map(_title_of, options)))
     common = tuple(option for name in _COMMON for option in options if option.name == name)
+    left = tuple(row for row in options if row not in common)
     return (
         ("Common options", common),
-        ("Further options of a run", tuple(row for row in PROJECT_OPTIONS if row not in common)),
-        *((title, tuple(row for row in options if _title_of(row) == title)) for title in titles),
+        ("Further options of a run", tuple(row for row in left if not _title_of(row))),
+        *((title, tuple(row for row in left if _title_of(row) == title)) for title in titles),
     )
 
 
+def is_shown(option: Option, command: str) -> bool:
+    """Whether the help of a command shows an option; it takes those of a run that have no effect there, too."""
+    matters = command == "run" or not option.of_every_run or option.shapes_tests
+    matters = matters or (command in _RUNNING and option.name in _OF_ANY_RUN)
+    return matters and not (option.hidden or option.no_flag)
+
+
 def _title_of(option: Option) -> str:
-    return PLANS if option in SELECTION_OPTIONS else option.title
+    if option.no_flag:
+        return WITHOUT_FLAG
+    return PLANS if option in SELECTION_OPTIONS and option.name not in _COMMON else option.title
+
+
+def replacement_of(word: str) -> str:
+    """The advice for a flag or setting that this release moved or removed; empty for all others."""
+    name = word.removeprefix("--")
+    for option in OPTIONS:
+        if now := dict(option.formerly).get(name):
+            return f"{word} is {now} now"
+        if option.no_flag and word == option.flag:
+            variable = f", or set {option.variable}" if option.has_variable else ""
+            return (
+                f"{word} is a setting now: write {name} = … below [tool.disttest] in pyproject.toml{variable}"
+            )
+    return ""
 
 
 def default_of(name: str) -> Any:

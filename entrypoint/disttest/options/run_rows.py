@@ -24,6 +24,11 @@ from disttest.options.values import (
 from disttest.planning.backends import BACKENDS, DEVICES
 from disttest.planning.gpu_request import GpuShare, parse_share
 
+UNTIL_FAIL = "until-fail"
+"""The value of ``--repeat`` that stops at the first failure."""
+MOST_REPEATS = 100
+"""How often it repeats each test at most."""
+
 RUN_OPTIONS = (
     of_every_run(
         "world-sizes",
@@ -31,6 +36,7 @@ RUN_OPTIONS = (
         "World sizes to run, instead of those that fit the machine.",
         default=(),
         plan=True,
+        shapes_tests=True,
     ),
     of_every_run(
         "backend",
@@ -39,6 +45,7 @@ RUN_OPTIONS = (
         default=(),
         otherwise="the best for the device",
         plan=True,
+        shapes_tests=True,
     ),
     of_every_run(
         "device",
@@ -47,9 +54,15 @@ RUN_OPTIONS = (
         default=AUTO,
         otherwise="GPUs if any",
         plan=True,
+        shapes_tests=True,
     ),
     of_every_run(
-        "slots", COUNT, "How many slots to use: GPUs, or shares of the CPU.", default=0, otherwise="all"
+        "slots",
+        COUNT,
+        "How many slots to use: GPUs, or shares of the CPU.",
+        default=0,
+        otherwise="all",
+        shapes_tests=True,
     ),
     of_every_run(
         "gpus",
@@ -57,6 +70,7 @@ RUN_OPTIONS = (
         "GPUs to take: auto, all, none, a count, UUIDs, or device=INDEX.",
         default=GpuShare(),
         otherwise=AUTO,
+        shapes_tests=True,
     ),
     of_every_run(
         "ranks-per-gpu",
@@ -65,9 +79,12 @@ RUN_OPTIONS = (
         default=1,
         plan=True,
         repeated=True,
+        shapes_tests=True,
     ),
     of_every_run("allow-busy-gpus", SWITCH, "Take GPUs that processes of others use, too.", default=False),
-    of_every_run("lease-dir", path("DIR"), "Folder in which the runs of this host lease GPUs.", plan=True),
+    of_every_run(
+        "lease-dir", path("DIR"), "Folder in which the runs of this host lease GPUs.", plan=True, hidden=True
+    ),
     of_every_run(
         "timeout",
         SECONDS_OR_NONE,
@@ -75,6 +92,7 @@ RUN_OPTIONS = (
         default=300.0,
         plan=True,
         repeated=True,
+        shapes_tests=True,
     ),
     of_every_run("deadline", SECONDS_OR_NONE, "Time limit of the whole run.", default=0.0, otherwise="none"),
     of_every_run(
@@ -82,7 +100,7 @@ RUN_OPTIONS = (
         SECONDS,
         "Time for other ranks to fail by themselves, once one has.",
         default=0.3,
-        repeated=True,
+        no_flag=True,
     ),
     of_every_run("results", path("DIR"), "Directory for reports, journal and logs."),
     of_every_run(
@@ -97,7 +115,11 @@ RUN_OPTIONS = (
     ),
     of_every_run("seed", WHOLE, "Mixed into the seed that each test starts with.", default=0, repeated=True),
     of_every_run(
-        "log-limit", BYTES, "How much of each rank's log is kept, such as 64k or 8m.", default=8 * 1024 * 1024
+        "log-limit",
+        BYTES,
+        "How much of each rank's log is kept, such as 64k or 8m.",
+        default=8 * 1024 * 1024,
+        no_flag=True,
     ),
     of_every_run(
         "native-stacks",
@@ -128,17 +150,21 @@ RUN_OPTIONS = (
     ),
     of_every_run(
         "repeat",
-        COUNT,
-        "Run every test N times, its ranks with another seed each time.",
+        Type(
+            form=f"N|{UNTIL_FAIL}",
+            parse=lambda text: MOST_REPEATS if text == UNTIL_FAIL else COUNT.parse(text),
+        ),
+        f"Run every test N times, with another seed each time; {UNTIL_FAIL}: until one fails, {MOST_REPEATS} times at most.",
         default=1,
         repeated=True,
+        formerly=(("until-fail", f"--repeat {UNTIL_FAIL}"),),
     ),
     of_every_run(
         "foreign-marks",
         Type(form="DIR[,DIR…]", parse=NAMES.parse),
         "Folders, seen from pytest's root directory, whose world_size marks belong to another harness.",
         default=(),
-        repeated=True,
+        no_flag=True,
     ),
 )
 """The options of every run."""
@@ -178,18 +204,19 @@ SELECTION_OPTIONS = (
         many=True,
     ),
     _run(
-        "until-fail",
-        SWITCH,
-        "Repeat every test until one fails: as often as --repeat says, else 100 times.",
-        default=False,
-    ),
-    _run(
         "last-failed",
         SWITCH,
-        "Only the tests that failed in the newest results here, or in those of --results.",
+        "Only the tests that failed in the newest results here, or in those of --results; all if none did.",
         default=False,
+        aliases=("--lf",),
     ),
-    _run("failed-first", SWITCH, "Start with the tests that failed in the newest timings.", default=False),
+    _run(
+        "failed-first",
+        SWITCH,
+        "Start with the tests that failed in the run before, or in the newest of --timings.",
+        default=False,
+        aliases=("--ff",),
+    ),
     rows_of("run", "plan")(
         "setup",
         path("FILE"),

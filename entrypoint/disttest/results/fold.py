@@ -269,7 +269,7 @@ class Folding:
         if started is None:
             return ()
         message = (
-            f"the test ended the pytest process with {how}; --contain runs ordinary tests in processes of their own, "
+            f"the test ended the pytest process with {how}; --isolate-files runs ordinary tests in processes of their own, "
             "so that the others run"
         )
         failed = unfinished(started.nodeid, started, "", at_s=at_s)

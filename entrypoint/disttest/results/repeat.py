@@ -90,7 +90,7 @@ def repeat_command(test: TestCase, run: Run, after: Sequence[str] = ()) -> str:
     words += ["--one-world"] if after and test.world and of_plugin is None else []
     variables = asked.environment if test.kind in (WorldKind.MAIN, WorldKind.THREADS) else {}
     for option in RUN_OPTIONS:  # those that make the world come from the test itself
-        if option.repeated and (value := asked.options.get(option.name)):
+        if option.repeated and not option.no_flag and (value := asked.options.get(option.name)):
             words += [option.flag, value]
     words += _cluster(asked)
     if extra := tuple(keep_pytest_args(asked.pytest_args)):

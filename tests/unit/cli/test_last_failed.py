@@ -4,7 +4,6 @@ import pytest
 from sample_runs import SampleRun
 
 from disttest.cli.last_failed import only_failed
-from disttest.errors import UsageError
 from disttest.model import Outcome
 from disttest.results.journal import FILE_NAME, Journal
 
@@ -51,7 +50,9 @@ def test_the_newest_results_here_are_meant(results, monkeypatch):
     assert (FAILED,) == only_failed((".",), None, pytest.fail)
 
 
-def test_without_results_there_is_nothing_to_go_by(tmp_path, monkeypatch):
+def test_without_results_all_tests_run_as_in_pytest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="--last-failed: there are no results in results"):
-        only_failed((".",), None, pytest.fail)
+    warnings = []
+
+    assert (".",) == only_failed((".",), None, warnings.append)
+    assert ["--last-failed: there are no results in results: all tests run"] == warnings

@@ -28,8 +28,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchOptions]:
         (["--setup", "prepare.sh", "tests"], ["tests", "--setup", "prepare.sh"]),
         (["--setup=prepare.sh", "tests", "more"], ["tests", "--setup", "prepare.sh", "more"]),
         (["--setup", "prepare.sh", "plan", "tests"], ["plan", "--setup", "prepare.sh", "tests"]),
-        (["--contain", "tests"], ["tests", "--contain=true"]),
-        (["--contain", "false", "tests"], ["tests", "--contain=false"]),
+        (["--isolate-files", "tests"], ["tests", "--isolate-files=true"]),
+        (["--isolate-files", "false", "tests"], ["tests", "--isolate-files=false"]),
         (["--timings", "a", "--timings", "b", "ddp"], ["ddp", "--timings", "a", "--timings", "b"]),
         (
             ["--retries", "1", "--image", "mine:1", "--seed", "2", "ddp"],

@@ -262,7 +262,7 @@ class TestWaiting:
             ("InvalidImageName", "--image"),
             ("ErrImageNeverPull", "--image"),
             ("CreateContainerConfigError", "ConfigMap or Secret"),
-            ("RunContainerError", "--node-command"),
+            ("RunContainerError", "the setting node-command"),
         ],
     )
     def test_what_will_not_pass_is_refused(self, reason: str, advice: str) -> None:

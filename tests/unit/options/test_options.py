@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from disttest import plugin
 from disttest.cli.main import command, main
+from disttest.cli.purposes import Purpose, purpose_of
 from disttest.errors import PluginError, UsageError
 from disttest.hookspecs import hookimpl
 from disttest.model import FlakyRule, Isolation
@@ -23,6 +24,7 @@ from disttest.options.registry import (
     PLUGIN_OPTIONS,
     RUN_OPTIONS,
     groups_of,
+    is_shown,
     options_of,
 )
 from disttest.options.run import RunOptions, given_options, resolve_options
@@ -161,25 +163,69 @@ def test_what_was_given_is_known_even_where_it_is_the_default():
 # --- the registry
 
 
-def test_the_help_of_a_run_has_every_option_once_and_the_common_ones_first():
-    shown = CliRunner().invoke(command, ["run", "--help"], obj=[], prog_name="disttest").output
-    flags = re.findall(r"^  (-[\w-]+)", shown, re.MULTILINE)
+def help_of(*words):
+    shown = CliRunner().invoke(command, words, obj=[], prog_name="disttest").output
+    return shown, [flag for _, flag in re.findall(r"^  (--?\w\w, )?(-[\w-]+)", shown, re.MULTILINE)]
 
-    assert sorted(
-        {option.flag for option in options_of("run")} | {word.flags[0] for word in PYTEST_WORDS} | {"-h"}
-    ) == (sorted(flags))
-    titles = re.findall(r"^(\w.*):$", shown, re.MULTILINE)
-    assert ["Common options", PYTEST_GROUP] == titles[:2]
+
+def test_the_help_of_a_run_has_the_common_options_and_the_long_help_each_option_once():
+    shown, flags = help_of("run", "--help")
     common = [option.flag for option in dict(groups_of("run"))["Common options"]]
-    assert 12 == len(common)
-    assert common == flags[:12]
+    assert 16 == len(common)
+    assert [*common, *(word.flags[0] for word in PYTEST_WORDS)] == flags[:-2]
+
+    whole, every = help_of("run", "--help-all")
+    wanted = {option.flag for option in options_of("run") if is_shown(option, "run")}
+    words = {word.flags[0] for word in PYTEST_WORDS}
+    assert sorted(wanted | words | {"-h", "--help-all"}) == sorted(every)
+    assert ["Common options", PYTEST_GROUP] == re.findall(r"^(\w.*):$", whole, re.MULTILINE)[:2]
+    assert "--lf, --last-failed" in shown
+
+
+@pytest.mark.parametrize("name", ["list", "plan", "chaos"])
+def test_the_help_of_other_commands_has_no_option_that_cannot_matter_there(name):
+    _, flags = help_of(name, "--help")
+
+    assert {"--world-sizes", "--backend", "--device"} <= {*flags}
+    assert not {"--retries", "--flaky", "--isolation", "--native-stacks", "--record", "--debugpy"} & {*flags}
+    assert ("--seed" in flags) == (name == "chaos")
+    assert {"--retries", "--isolation"} <= {
+        flag for each in command.commands[name].params for flag in each.opts
+    }
+
+
+def test_the_help_groups_all_commands_by_purpose_and_cuts_no_sentence():
+    shown, _ = help_of("--help")
+    text = " ".join(shown.split())
+
+    assert "..." not in shown.partition("\n\n")[2]
+    for each in command.commands.values():
+        first = " ".join((each.help or "").partition("\n\n")[0].split())
+        assert each.hidden or first.partition(". ")[0].rstrip(".") in text, each.name
+        assert each.hidden or purpose_of(each) is not Purpose.OTHER, each.name
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--grace", "write grace = … below [tool.disttest] in pyproject.toml, or set DISTTEST_GRACE"),
+        ("--jobs", "write jobs = …"),
+        ("--until-fail", "--until-fail is --repeat until-fail now"),
+        ("--contain", "--contain is --isolate-files now"),
+    ],
+)
+def test_a_flag_that_was_moved_is_refused_with_its_replacement(flag, words, capfd):
+    with pytest.raises(SystemExit) as left:
+        main(["run", flag, "1"])
+
+    assert (4, True) == (left.value.code, words in capfd.readouterr().err)
 
 
 @pytest.mark.parametrize(
     ("words", "before", "behind"),
     [
         (["-k", "a or b", "-x", "--", "-q"], ["-k", "a or b", "-x"], ["-q"]),
-        (["-vv", "--lf", "--maxfail", "2"], ["-v", "-v", "--lf", "--maxfail", "2"], []),
+        (["-vv", "--lf", "--maxfail", "2"], ["-v", "-v", "--maxfail", "2"], []),
     ],
 )
 def test_common_options_of_pytest_need_no_dashes_before_them(words, before, behind, monkeypatch):
@@ -193,9 +239,9 @@ def test_common_options_of_pytest_need_no_dashes_before_them(words, before, behi
 
 @pytest.mark.parametrize("name", sorted({name for option in OPTIONS for name in option.commands}))
 def test_a_command_has_the_options_of_the_registry_and_no_others(name):
-    options = options_of(name)
+    options = [option for option in options_of(name) if not option.no_flag]
     own = [each for each in command.commands[name].params if not isinstance(each, ForeignOption)]
-    flags = [flag for each in own for flag in each.opts if flag.startswith("--")]
+    flags = [each.opts[-1] for each in own if each.opts[-1].startswith("--")]
 
     assert len(options) == len({option.name for option in options})
     assert sorted(option.flag for option in options) == sorted(flag for flag in flags if flag != "--help")
@@ -215,7 +261,12 @@ def test_what_an_option_takes_and_does_is_said_once():
     assert not [text for text in texts if "(default" in text or not text.endswith(".")]
 
 
-SWITCHES = [(name, option) for option in OPTIONS if option.is_switch for name in option.commands]
+SWITCHES = [
+    (name, option)
+    for option in OPTIONS
+    if option.is_switch and not option.no_flag
+    for name in option.commands
+]
 
 
 def parsed(name, *words):
@@ -253,7 +304,8 @@ VALUES = {
     "world-sizes": "2", "backend": "gloo", "gpus": "2", "lease-dir": "/x", "results": "out", "log-limit": "64k",
     "mask": "s3cret", "isolation": "warm", "device": "cpu", "verdict": "torch", "flaky": "fail", "allow-busy-gpus": "true",
     "one-world": "true",
-    "native-stacks": "true", "contain": "true", "fast-spawn": "true", "sanitize": "order", "deadlock": "report", "record": "all",
+    "native-stacks": "true", "isolate-files": "true", "fast-spawn": "false",
+    "sanitize": "order", "deadlock": "report", "record": "all",
 }  # fmt: skip
 
 
@@ -263,7 +315,7 @@ def test_an_option_of_a_run_takes_its_value_as_a_flag_a_variable_and_in_pytest(o
     wanted = resolve_options({option.field: text}, environ={})
 
     assert RunOptions() != wanted
-    for words in ((f"{option.flag}={text}",), (option.flag, text)):
+    for words in ((f"{option.flag}={text}",), (option.flag, text)) if not option.no_flag else ():
         assert wanted == resolve_options(parsed("run", *words), environ={})
     assert wanted == resolve_options({}, environ={option.variable: text})
     if not option.secret:

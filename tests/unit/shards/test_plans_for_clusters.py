@@ -166,7 +166,7 @@ def taken(*arguments: str, grant: Grant | None) -> dict[str, Any]:
     @click.command()
     @flags("run")
     def command(**given: Any) -> None:
-        asked = {row.field: given[row.field] for row in RUN_OPTIONS}
+        asked = {row.field: given.get(row.field, row.default) for row in RUN_OPTIONS}
         named = {row.field for row in RUN_OPTIONS if was_given(row)}
         if grant is not None:
             granted = granted_options(asked, grant, asked_nodes="nodes" in named)

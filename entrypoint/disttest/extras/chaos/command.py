@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.errors import UsageError
 from disttest.extras.chaos.case import Fault, FaultKind
 from disttest.options.flags import RegistryCommand
@@ -48,6 +49,7 @@ FAULT = Type(form="KIND:RANK:CALL[:during]", parse=parse_fault)
 KINDS = Type(form="KIND,…", parse=parse_kinds)
 
 
+@serves(Purpose.FAULTS)
 @click.command(name="chaos", cls=RegistryCommand)
 @click.argument("targets", nargs=-1, required=True, metavar="TEST…")
 @flags_of("chaos", fault=FAULT, kinds=KINDS)

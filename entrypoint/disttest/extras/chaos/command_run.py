@@ -112,7 +112,7 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
 def _prepare(
     targets: tuple[str, ...], pytest_args: tuple[str, ...], given: Mapping[str, Any]
 ) -> tuple[_Runs, RunOptions]:
-    flags = {option.field: given[option.field] for option in RUN_OPTIONS}
+    flags = {option.field: given.get(option.field) for option in RUN_OPTIONS}
     flags = by_command(read_project_settings(targets).fill(flags))
     # The contract alone decides: other findings and retries would change the verdict.
     flags |= {"sanitize": "off", "record": "off", "retries": "0", "repeat": "1", "flaky": "pass"}
@@ -124,7 +124,7 @@ def _prepare(
         cwd=str(Path.cwd()),
         workspace=environment().get("GITHUB_WORKSPACE", ""),
         bundled=resolved.bundled,
-        options=given_options({option.field: given[option.field] for option in RUN_OPTIONS}),
+        options=given_options({option.field: given.get(option.field) for option in RUN_OPTIONS}),
         pytest_args=pytest_args,
     )
     runs = _Runs(

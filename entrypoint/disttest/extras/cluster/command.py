@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.errors import DisttestError, UsageError
 from disttest.options.environment import environment
 from disttest.options.flags import ChannelCommand, RegistryCommand, flags
@@ -19,6 +20,7 @@ def node_agent() -> None:
     Agent(find_assignment(environment())).run()
 
 
+@serves(Purpose.MACHINES)
 @click.command(name="cluster-clean", cls=RegistryCommand)
 @flags("cluster-clean")
 def cluster_clean(*, launcher: str, partition: str, **given: bool) -> None:

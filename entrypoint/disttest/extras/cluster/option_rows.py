@@ -11,11 +11,10 @@ from disttest.options.values import COUNT, SECONDS, SWITCH, WHOLE, one_of, path,
 LAUNCHERS = ("local", *SCHEDULERS)
 
 _for_nodes = partial(rows_of("run"), for_command=True, in_file=False, elsewhere=True, title="Clusters")
+_setting = partial(rows_of("run"), for_command=True, has_variable=True, no_flag=True, inputs=())
 
 QUEUE_LIMIT = _for_nodes("queue-limit", SECONDS, "Maximum queue time of a job.", default=3600.0)
-SILENCE_LIMIT = _for_nodes(
-    "silence-limit", SECONDS, "A node that is silent for so long is lost.", default=30.0
-)
+SILENCE_LIMIT = _setting("silence-limit", SECONDS, "A node that is silent for so long is lost.", default=30.0)
 RUN_OPTIONS = (
     _for_nodes(
         "launcher",
@@ -47,7 +46,7 @@ RUN_OPTIONS = (
         default="",
         repeated=True,
     ),
-    _for_nodes(
+    _setting(
         "jobs", WHOLE, "Jobs with the scheduler at once.", default=0, otherwise="one for each node, 16 to 128"
     ),
     _for_nodes(
@@ -85,13 +84,12 @@ RUN_OPTIONS = (
         "A pod that those of Kubernetes are made from: a YAML file.",
         repeated=True,
     ),
-    _for_nodes(
+    _setting(
         "gpu-resource",
         text("NAME"),
         "What Kubernetes calls a GPU.",
         default="",
         otherwise="nvidia.com/gpu",
-        repeated=True,
     ),
     _for_nodes(
         "pass-env", text("NAME"), "One more variable that travels to the nodes.", many=True, repeated=True
@@ -112,9 +110,7 @@ RUN_OPTIONS = (
         default="",
         repeated=True,
     ),
-    _for_nodes(
-        "node-command", text("COMMAND"), "How nodes call disttest node-agent.", default="", repeated=True
-    ),
+    _setting("node-command", text("COMMAND"), "How nodes call disttest node-agent.", default=""),
 )
 """Options of ``disttest run``."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.extras.container.container_environment import ENVIRONMENT
 from disttest.extras.container.options import LaunchOptions
 from disttest.options.flags import RelayingCommand, flags, flags_handed_on, take_secrets, words_handed_on
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from disttest.extras.container.prepare import Prepared
 
 
+@serves(Purpose.MACHINES)
 @click.command(
     cls=RelayingCommand, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.errors import UsageError
 from disttest.options.flags import ShowingCommand, flags
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from disttest.extras.doctor.examine import Diagnosis
 
 
+@serves(Purpose.MACHINES)
 @click.command(cls=ShowingCommand)
 @flags("doctor")
 @click.pass_context

@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.options.flags import ShowingCommand, flags
 
 
+@serves(Purpose.RESULTS)
 @click.command(name="history", cls=ShowingCommand)
 @click.argument("action", type=click.Choice(["add", "show"]))
 @click.argument("words", nargs=-1, metavar="[RESULTS… | TEST]")

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.options.flags import ShowingCommand, flags
 
 
+@serves(Purpose.RESULTS)
 @click.command(cls=ShowingCommand)
 @click.argument("paths", metavar="RESULTS…", nargs=-1, required=True, type=click.Path(path_type=Path))
 @flags("trend")

@@ -80,7 +80,9 @@ _HOPELESS = {
     "InvalidImageName": _NO_IMAGE,
     "ErrImageNeverPull": _NO_IMAGE,
     "CreateContainerConfigError": "A ConfigMap or Secret that the pod template names is not there",
-    **dict.fromkeys(_NO_START, "The agent cannot be started in the image: see --image and --node-command"),
+    **dict.fromkeys(
+        _NO_START, "The agent cannot be started in the image: see --image and the setting node-command"
+    ),
 }
 """Reasons of waiting containers that do not pass."""
 

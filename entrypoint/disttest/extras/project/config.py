@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.options.flags import ShowingCommand
 from disttest.options.option import Option
 from disttest.options.project_file import ProjectSettings, read_project_settings
@@ -23,6 +24,7 @@ class EffectiveOption(NamedTuple):
     """The variable or the file that says so; empty for a default."""
 
 
+@serves(Purpose.SETUP)
 @click.command(cls=ShowingCommand)
 @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]")
 def config(targets: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.errors import UsageError
 from disttest.model import Frozen
 from disttest.options.project_file import read_table
@@ -28,6 +29,7 @@ class NewFile(Frozen):
     """It may be there: the text is put behind what it says."""
 
 
+@serves(Purpose.SETUP)
 @click.command()
 @click.argument("folder", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def init(folder: Path) -> None:

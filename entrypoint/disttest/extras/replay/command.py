@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.options.flags import RegistryCommand, flags, pytest_word
 
 
+@serves(Purpose.FAULTS)
 @click.command(cls=RegistryCommand)
 @click.argument("words", nargs=-1, required=True, metavar="[RESULTS] TEST")
 @flags("replay")

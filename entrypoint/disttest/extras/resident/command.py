@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.options.flags import ShowingCommand
 
 
+@serves(Purpose.MACHINES)
 @click.command(cls=ShowingCommand)
 @click.argument("what", type=click.Choice(["status", "stop"]))
 def resident(what: str) -> None:

@@ -25,6 +25,7 @@ RESIDENT_IMPORTS = _run(
     has_variable=True,
     inputs=(),
     for_command=True,
+    no_flag=True,
 )
 
 OPTIONS = (RESIDENT, RESIDENT_IMPORTS)

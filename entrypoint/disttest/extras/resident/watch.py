@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 
+
+@serves(Purpose.RUN)
 @click.command(name="watch")
 @click.argument("targets", nargs=-1, required=True, metavar="PATH…")
 @click.pass_obj

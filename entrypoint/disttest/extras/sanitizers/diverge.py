@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.errors import ExitCode
 from disttest.options.flags import ShowingCommand, flags
 
 
+@serves(Purpose.FAULTS)
 @click.command(cls=ShowingCommand)
 @click.argument("first", metavar="A", type=click.Path(path_type=Path))
 @click.argument("second", metavar="B", type=click.Path(path_type=Path))

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import disttest
+from disttest.cli.purposes import Purpose, serves
 from disttest.cli.selection import read_text
 from disttest.cli.words import warn
 from disttest.extras.shards.shard_plan import Plan, decode_plan
@@ -28,6 +29,7 @@ Write = Callable[[RunResult, Path], Any]
 def merge_command(write_reports: Write) -> click.Command:
     """Make the command, given a function that writes reports."""
 
+    @serves(Purpose.DIVIDE)
     @click.command(name="merge", cls=RegistryCommand)
     @click.argument("directories", nargs=-1, required=True, type=Path, metavar="DIR…")
     @flags("merge")

@@ -15,11 +15,15 @@ RUN_OPTIONS = (
     _run("plan", path("FILE"), "Run a shard of this plan."),
     _run("shard", Type(form="K", parse=WHOLE.parse), "Number of the shard of the plan."),
     _run("revision", text("COMMIT"), "Commit of the tests; must be that of the plan.", default=""),
-    _run(
+    rows_of("run")(
         "stale-plan",
         SWITCH,
         "Run a plan made for another commit; new tests go to the last shard.",
         default=False,
+        for_command=True,
+        has_variable=True,
+        no_flag=True,
+        inputs=(),
     ),
 )
 """Options of ``disttest run`` for a shard."""

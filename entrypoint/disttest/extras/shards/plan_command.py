@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, UsageError
 from disttest.extras.cluster.place import Size, scheduler_of, size_of
@@ -53,6 +54,7 @@ def plan_command(
     ``--device cuda`` states that the runners have GPUs; this machine need not have any.
     """
 
+    @serves(Purpose.DIVIDE)
     @click.command(name="plan", cls=ListingCommand)
     @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
     @flags_of("plan")
@@ -61,7 +63,7 @@ def plan_command(
         """Plan tests on runners: each world size on the cheapest pool that holds it, split by time."""
         given["slots_per_runner"] = resolve_options({"slots": given["slots"]}, environ={}).slots
         check_one_way(given)
-        asked = {option.field: given[option.field] for option in RUN_OPTIONS}
+        asked = {option.field: given.get(option.field) for option in RUN_OPTIONS}
         flags = by_command(read_project_settings(targets).fill(asked))
         options = resolve_options(flags)
         if given["setup"] is not None:

@@ -210,7 +210,7 @@ def check_revision(plan: Plan, revision: str) -> None:
     if plan.revision and revision and plan.revision != revision:
         raise UsageError(
             f"the plan was made for {plan.revision}, not for {revision}; run disttest plan again, "
-            "or pass --stale-plan to run the tests that still exist (new tests go to the last shard)"
+            "or set DISTTEST_STALE_PLAN=true to run the tests that still exist (new tests go to the last shard)"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from disttest.cli.purposes import Purpose, serves
 from disttest.options.flags import ShowingCommand
 
 VARIABLE = "_DISTTEST_COMPLETE"
@@ -12,6 +13,7 @@ VARIABLE = "_DISTTEST_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
+@serves(Purpose.SETUP)
 @click.command(cls=ShowingCommand)
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context

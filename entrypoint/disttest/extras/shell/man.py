@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 
 import disttest
+from disttest.cli.purposes import Purpose, serves
 from disttest.errors import MEANINGS, ExitCode
 from disttest.options.flags import ShowingCommand
 from disttest.options.registry import OPTIONS
@@ -14,6 +15,7 @@ from disttest.options.registry import OPTIONS
 _LATER_CODES = ((129, "ended by SIGHUP"), (130, "ended by Ctrl-C (SIGINT)"), (143, "ended by SIGTERM"))
 
 
+@serves(Purpose.SETUP)
 @click.command(cls=ShowingCommand)
 @click.pass_context
 def man(context: click.Context) -> None:
@@ -41,7 +43,8 @@ def _page(group: click.Group) -> Iterator[str]:
     yield from _section("ENVIRONMENT")
     for option in OPTIONS:
         if option.has_variable:
-            yield from _entry(option.variable, f"The same as {option.flag}.")
+            same = f"{option.name} below [tool.disttest]" if option.no_flag else option.flag
+            yield from _entry(option.variable, f"The same as {same}.")
     yield from _section("EXIT STATUS")
     for code in ExitCode:
         yield from _entry(str(code.value), MEANINGS[code])

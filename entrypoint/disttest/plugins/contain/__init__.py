@@ -1,1 +1,1 @@
-"""Runs tests without a world in a process for each file (``--contain``), and forks what they spawn (``--fast-spawn``)."""
+"""Runs tests without a world in a process for each file (``--isolate-files``), and forks what they spawn."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
 from disttest.model import WorldKind
-from disttest.plugins.contain.option_rows import CONTAIN, FAST_SPAWN, OPTIONS
+from disttest.plugins.contain.option_rows import FAST_SPAWN, ISOLATE_FILES, OPTIONS
 
 if TYPE_CHECKING:
     import pytest
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--contain`` and ``--fast-spawn``."""
+    """``--isolate-files`` and its setting."""
     return OPTIONS
 
 
@@ -40,7 +40,7 @@ def disttest_place_tests(
     pairs: list[tuple[pytest.Item, TestCase]], config: pytest.Config, options: RunOptions
 ) -> Sequence[str]:
     """In a process for each file, unless something hinders that."""
-    if not CONTAIN.of(options):
+    if not ISOLATE_FILES.of(options):
         return ()
     from disttest.plugins.contain.placing import place_contained
 
@@ -50,7 +50,7 @@ def disttest_place_tests(
 @hookimpl
 def disttest_ordinary_tests_begin(options: RunOptions) -> None:
     """Fork what the tests spawn in the pytest process, too."""
-    if FAST_SPAWN.of(options):
+    if ISOLATE_FILES.of(options) and FAST_SPAWN.of(options):
         from disttest.plugins.contain.fast_spawn import use_fast_spawn
 
         use_fast_spawn()

@@ -1,25 +1,25 @@
-"""``--contain`` and ``--fast-spawn``."""
+"""``--isolate-files``, and the setting ``fast-spawn``."""
 
 from __future__ import annotations
 
 from disttest.options.option import of_every_run
 from disttest.options.values import SWITCH
 
-CONTAIN = of_every_run(
-    "contain",
+ISOLATE_FILES = of_every_run(
+    "isolate-files",
     SWITCH,
-    "Run tests without a world in a process for each file, under a time limit.",
+    "Run tests without a world in a process for each file, under a time limit; what they spawn starts with torch imported.",
     default=False,
     otherwise="false",
     repeated=True,
+    formerly=(("contain", "--isolate-files"),),
 )
 FAST_SPAWN = of_every_run(
     "fast-spawn",
     SWITCH,
-    "Fork what tests without a world start by spawn from a process that has imported torch.",
-    default=False,
-    otherwise="false",
-    repeated=True,
+    "With isolate-files: fork what tests spawn from a process with torch imported, instead of starting interpreters.",
+    default=True,
+    no_flag=True,
 )
 
-OPTIONS = (CONTAIN, FAST_SPAWN)
+OPTIONS = (ISOLATE_FILES, FAST_SPAWN)

@@ -64,8 +64,8 @@ def place_contained(pairs: Pairs, config: pytest.Config, options: RunOptions) ->
 
     pairs[:] = [(item, placed(item, test)) for item, test in pairs]
     if everywhere:
-        return [f"--contain has no effect {everywhere}: ordinary tests run in the pytest process"]
-    return [f"{file.name} is not contained: {why}" for file, why in staying.items()]
+        return [f"--isolate-files has no effect {everywhere}: ordinary tests run in the pytest process"]
+    return [f"{file.name} is not isolated: {why}" for file, why in staying.items()]
 
 
 def _why_none(config: pytest.Config) -> str:

@@ -17,6 +17,7 @@ HOST = of_every_run(
     default=False,
     otherwise="true for the command, false under plain pytest",
     by_command="true",
+    shapes_tests=True,
 )
 
 

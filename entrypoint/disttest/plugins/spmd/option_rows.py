@@ -11,5 +11,6 @@ SPMD = of_every_run(
     "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does; in turn for each N.",
     default=(),
     otherwise="as marked",
+    shapes_tests=True,
 )
 """Several sizes are run one after another, each by a pytest process of its own, which knows one size only."""

@@ -23,7 +23,7 @@ from disttest.runtime.rank.recording import TestRecorder
 
 NOT_RETRIED = (
     "--retries is for tests with a world, which get a new one: ordinary tests run in the pytest process, and what a "
-    "failure has left there would be part of the next attempt; --contain gives them processes of their own"
+    "failure has left there would be part of the next attempt; --isolate-files gives them processes of their own"
 )
 
 

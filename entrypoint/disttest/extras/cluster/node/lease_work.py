@@ -75,14 +75,22 @@ class LeaseWork:
         only = folder / "tests.json"
         only.write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
         log = append_to(self._output)
-        self.child = spawn_child(self._argv(only, folder), stdout=log, new_session=True)
+        settings = {
+            option.variable: job.flags[option.field]
+            for option in RUN_OPTIONS
+            if option.no_flag and job.flags.get(option.field)
+        }
+        argv = self._argv(only, folder)
+        self.child = spawn_child(argv, stdout=log, new_session=True, extra_env=settings)
         os.close(log)
 
     def _argv(self, only: Path, folder: Path) -> list[str]:
         job = self._job
         flags = {"slots": str(job.shape.ranks_per_node), **job.flags, "results": str(self._results)}
         given = [
-            f"--{option.name}={flags[option.field]}" for option in RUN_OPTIONS if flags.get(option.field)
+            f"--{option.name}={flags[option.field]}"
+            for option in RUN_OPTIONS
+            if flags.get(option.field) and not option.no_flag
         ]
         inner = [f"--disttest-only={only}", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
         if job.live_output:

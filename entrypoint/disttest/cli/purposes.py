@@ -1,0 +1,43 @@
+"""The purposes by which the help of ``disttest`` groups its commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TypeVar
+
+import click
+
+C = TypeVar("C", bound=click.Command)
+
+
+class Purpose(StrEnum):
+    """A purpose, in the order of the help."""
+
+    RUN = "Run tests"
+    RESULTS = "Read results"
+    FAULTS = "Find what green tests hide"
+    MACHINES = "Machines and clusters"
+    DIVIDE = "Divide tests over runners"
+    SETUP = "Set up"
+    OTHER = "Further commands"
+    """Commands of plugins that name none."""
+
+
+_PURPOSES: dict[str, Purpose] = {}
+"""Name of a command -> its purpose."""
+
+
+def serves(purpose: Purpose) -> Callable[[C], C]:
+    """Give a command its purpose; put it above ``click.command``."""
+
+    def mark(command: C) -> C:
+        _PURPOSES[command.name or ""] = purpose
+        return command
+
+    return mark
+
+
+def purpose_of(command: click.Command) -> Purpose:
+    """The purpose of a command."""
+    return _PURPOSES.get(command.name or "", Purpose.OTHER)
