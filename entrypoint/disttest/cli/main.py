@@ -17,7 +17,6 @@ import click
 import disttest
 from disttest import github
 from disttest.cli.collection import list_command
-from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
 from disttest.cli.purposes import Purpose, purpose_of
 from disttest.cli.report import report
@@ -110,7 +109,6 @@ def _run(*typed: Any) -> NoReturn:
 command.add_command(run_command(_run))
 command.add_command(list_command(_leave))
 command.add_command(github_step)
-command.add_command(explain)
 command.add_command(report)
 plugin_manager().call("disttest_addcommands", group=command)
 

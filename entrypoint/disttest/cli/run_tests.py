@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
 from disttest.cli.run_place import PreparedRun, RunPlace
 from disttest.cli.selection import RunSelection, take_selection
@@ -152,7 +151,6 @@ def read_request(
     settings = {row.field: _setting(row, rest, project) for row in COMMAND_SETTINGS}
     selection = take_selection(rest)
     flags = project.fill(rest)
-    selection = selection.with_repeats(flags.get("repeat") or environment().get("DISTTEST_REPEAT"))
     request = RunRequest(
         targets=targets,
         pytest_args=pytest_args,
@@ -190,9 +188,6 @@ def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
 
 def _run(request: RunRequest, signals: NotedSignals) -> int:
     """Run it on this machine or elsewhere, and report the result."""
-    if request.selection.last_failed:
-        failed = only_failed(request.targets, request.options.results, warn)
-        request = dataclasses.replace(request, targets=tuple(failed))
     resolved = resolve_targets(request.targets)
     with contextlib.ExitStack() as surroundings:
         request = _surrounded(request, surroundings)

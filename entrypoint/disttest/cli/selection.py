@@ -9,7 +9,6 @@ import msgspec
 
 from disttest.errors import UsageError
 from disttest.model import Frozen
-from disttest.options.run_rows import UNTIL_FAIL
 from disttest.results.floors import Floors, make_floors
 from disttest.results.journal import FILE_NAME
 from disttest.safe_open import read_input
@@ -20,13 +19,7 @@ class RunSelection(Frozen):
 
     timings: tuple[Path, ...]
     failed_first: bool
-    last_failed: bool
     floors: Floors
-    until_fail: bool = False
-
-    def with_repeats(self, text: str | None) -> RunSelection:
-        """This selection, with the value of ``--repeat``."""
-        return msgspec.structs.replace(self, until_fail=text == UNTIL_FAIL)
 
     def after(self, earlier: Path | None) -> RunSelection:
         """This selection, with the results of the run before as timings if it starts with what failed, and has no others."""
@@ -39,8 +32,6 @@ class RunSelection(Frozen):
         arguments = [f"--disttest-timings={path.absolute()}" for path in self.timings]
         if self.failed_first:
             arguments.append("--disttest-failed-first")
-        if self.until_fail:
-            arguments.append("-x")
         return arguments
 
 
@@ -62,7 +53,6 @@ def take_selection(given: dict[str, Any]) -> RunSelection:
     return RunSelection(
         timings=given.pop("timings"),
         failed_first=given.pop("failed_first"),
-        last_failed=given.pop("last_failed"),
         floors=floors,
     )
 

@@ -204,13 +204,6 @@ SELECTION_OPTIONS = (
         many=True,
     ),
     _run(
-        "last-failed",
-        SWITCH,
-        "Only the tests that failed in the newest results here, or in those of --results; all if none did.",
-        default=False,
-        aliases=("--lf",),
-    ),
-    _run(
         "failed-first",
         SWITCH,
         "Start with the tests that failed in the run before, or in the newest of --timings.",

@@ -3,8 +3,8 @@
 import pytest
 from sample_runs import SampleRun
 
-from disttest.cli.last_failed import only_failed
 from disttest.model import Outcome
+from disttest.plugins.reruns.last_failed import only_failed
 from disttest.results.journal import FILE_NAME, Journal
 
 FAILED = "tests/test_ddp.py::test_bad[2xgloo]"

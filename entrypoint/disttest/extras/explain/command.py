@@ -17,7 +17,7 @@ def explain(context: click.Context, words: tuple[str, ...]) -> None:
 
     The exit code is that of the run.
     """
-    from disttest.cli.explanation import explain_run
+    from disttest.extras.explain.explanation import explain_run
 
     explanation = explain_run(words)
     click.echo(explanation.text)
