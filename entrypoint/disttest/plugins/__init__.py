@@ -1,1 +1,1 @@
-"""Built-in plugins, a folder each: on by default, removed from a run by ``-p no:disttest.NAME``."""
+"""Built-in plugins, one folder each. They are on by default; ``-p no:disttest.NAME`` removes one from a run."""

@@ -1,4 +1,4 @@
-"""The hooks by which tests that run in ranks have results of allure."""
+"""Hooks of results for allure-pytest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LISTENER = "allure_listener"
 
 @hookimpl
 def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -> Sequence[str]:
-    """Have allure write a result for each of these tests, if it writes any."""
+    """Have allure write a result for each of these tests, if allure-pytest is active."""
     listener = config.pluginmanager.getplugin(_LISTENER)
     if listener is not None:
         from disttest.plugins.allure.results import OneResultEach
@@ -26,10 +26,12 @@ def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -
 
 @hookimpl
 def disttest_process_configure(config: pytest.Config) -> None:
-    """Write nothing here: the controller writes one result for all ranks. Steps and attachments of ranks are lost."""
+    """Disable allure in this process: the controller writes one result for all ranks."""
+    # Steps and attachments of ranks are lost.
     listener = config.pluginmanager.getplugin(_LISTENER)
     if listener is not None:
-        import allure_commons  # type: ignore[import-not-found,unused-ignore]  # it is there with its plugin
+        # installed together with its plugin
+        import allure_commons  # type: ignore[import-not-found,unused-ignore]
 
         config.pluginmanager.unregister(listener)
         allure_commons.plugin_manager.unregister(listener)

@@ -1,7 +1,7 @@
-"""allure-pytest: one result for each test with a world, written by the controller, as its verdict says.
+"""allure-pytest: one result for each test with a world, written by the controller from its verdict.
 
-allure makes a result while a test runs in its process. World tests do not run here: its listener is led through the same
-steps once their verdict is known, with pytest's reports of it.
+allure builds a result while a test runs in its process. World tests do not run in this process. Once their verdict
+is known, its listener is taken through the same steps with pytest's reports of the test.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from disttest.runtime.controller.pytest_reports import RERUN, WorldFailure
 
 
 class OneResultEach:
-    """The plugin of pytest that leads allure's listener through each test.
+    """A plugin of pytest that takes allure's listener through each test.
 
     Args:
-        listener: allure's.
+        listener: allure's listener.
         items: the tests that run in ranks, by node id.
     """
 
@@ -31,12 +31,12 @@ class OneResultEach:
         self._reports: defaultdict[str, list[pytest.TestReport]] = defaultdict(list)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what is told of a test until all is."""
+        """Collect the reports of a test until it is finished."""
         self._reports[report.nodeid].append(report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """All is told: make the result, which allure's own hook writes next; attempts that do not count have none."""
+        """Build the result, which allure's own hook then writes. Attempts that are retried have none."""
         reports, item = self._reports.pop(nodeid, []), self._items.get(nodeid)
         if item is not None and not any(report.outcome == RERUN for report in reports):
             self._make(item, reports)
@@ -73,7 +73,7 @@ def _passed(item: pytest.Item) -> pytest.TestReport:
 
 
 def _exception_of(report: pytest.TestReport) -> SimpleNamespace | None:
-    """What allure asks of an exception: its words, and whether it is a failed assertion or something that broke."""
+    """Return the parts of an exception that allure reads: its text, and whether an assertion failed."""
     if not isinstance(report.longrepr, WorldFailure):
         return None
     result = report.longrepr.result
@@ -82,7 +82,7 @@ def _exception_of(report: pytest.TestReport) -> SimpleNamespace | None:
 
 
 def _lead(step: Generator[None, Any, None], outcome: object = None) -> None:
-    """Go through a wrapper of a hook, as if what it wraps had come to this."""
+    """Run through a hook wrapper as if the wrapped hook had this outcome."""
     next(step)
     try:
         step.send(outcome)

@@ -1,4 +1,4 @@
-"""The process of tests without a world: it runs their pytest protocol, and is no rank."""
+"""The process of isolated tests, which have no world: it runs their pytest protocol and is not a rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from disttest.runtime.rank.rank_spec import RankSpec
 def serve_contained(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
-    """Run tests until told to leave or until the supervisor is gone. Never returns."""
+    """Run tests until the supervisor ends this process or is gone. Never returns."""
     channel = settle_in(spec, channel, session.config)
     adopt_orphans()
     use_cuda_freely()

@@ -1,4 +1,4 @@
-"""The supervisor of ordinary tests: a world of one process that has no ranks, no group and no rendezvous."""
+"""The supervisor of isolated tests: a world of one process without ranks, group and rendezvous."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from disttest.runtime.world.world_supervisor import WorldSupervisor
 
 
 class ContainedWorld(WorldSupervisor):
-    """Watches the process of ordinary tests, and the processes that these start."""
+    """Watches the process of isolated tests and the processes that these start."""
 
     def _start_ranks(self) -> None:
         super()._start_ranks()
@@ -55,11 +55,11 @@ class ContainedWorld(WorldSupervisor):
 
 
 def with_deaths(result: TestResult, progress: RankProgress) -> TestResult:
-    """The result of a test, which names the processes of the test that died.
+    """Return the result of a test with the processes of the test that died.
 
     Args:
-        result: of the test.
-        progress: of the process that ran it.
+        result: result of the test.
+        progress: progress of the process that ran it.
     """
     if not result.outcome.is_bad:
         return result

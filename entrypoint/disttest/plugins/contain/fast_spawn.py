@@ -1,8 +1,12 @@
-"""Processes that an ordinary test starts by ``spawn`` begin as forks of a clean process that has imported torch.
+"""Fast spawn: processes that an ordinary test starts by ``spawn`` are forks of a clean process that has imported torch.
 
-The clean process is Python's own fork server, one for this process and started with its first spawn; what it forks unpickles
-and runs as a spawned interpreter does, and has seen nothing of the user's. What a new interpreter would have inherited and such
-a fork does not (environment, output, umask) travels along. Contexts of kind ``forkserver`` find torch imported, too.
+The clean process is Python's own fork server, one per process, started with its first spawn. Its forks unpickle and
+run as a spawned interpreter does, and contain no state of the user's program. Attributes that a new interpreter
+would inherit and such a fork does not (environment, output, umask) are sent along. Contexts of kind ``forkserver``
+have torch imported, too.
+
+The children must be descendants of the process that runs the tests; otherwise they would be neither found nor ended
+with it. It is opt-in, because ``os.getppid()`` differs.
 """
 
 from __future__ import annotations
@@ -34,20 +38,22 @@ from disttest.runtime.messages.roles import role_file
 from disttest.runtime.rank.child import join_stacks, stacks_path
 
 _PRELOADED = ("numpy", "torch", "torch.distributed", "torch.multiprocessing")
-"""What children would import by themselves: taken over if this process has it."""
+"""Modules that children would import: preloaded if this process has imported them."""
+# A child with different ones needs another server.
 _READ_AT_IMPORT = ("KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_")
-"""Variables that libraries or the interpreter read once: a child with other ones needs another server."""
+"""Prefixes of variables that libraries or the interpreter read once."""
 
 
 def use_fast_spawn() -> None:
-    """From here on, the processes that this one spawns are forks of a server."""
+    """Make the processes that this one spawns forks of a server from now on."""
     _Popen.server = _Server()
+    # `spawn` contexts look this class up in its module; multiprocessing has no public setting for it.
     popen_spawn_posix.Popen = _Popen  # type: ignore[misc,assignment]
     multiprocessing.set_forkserver_preload([*_wanted()])
 
 
 class _Server(forkserver.ForkServer):
-    """A fork server that is started anew where a new interpreter would be another one."""
+    """A fork server that is replaced whenever a new interpreter would differ from it."""
 
     _forkserver_address: str | None
     _forkserver_alive_fd: int | None
@@ -59,7 +65,7 @@ class _Server(forkserver.ForkServer):
         self._owner = os.getpid()
 
     def ensure_running(self) -> None:
-        """Have one that suits; a fork of the process that has started it needs its own."""
+        """Start a server that matches this process. A fork of the process that started one needs its own."""
         if (kind := _kind_of_interpreter()) != self._kind or self._owner != os.getpid():
             self._retire()
             self._kind, self._owner = kind, os.getpid()
@@ -68,14 +74,14 @@ class _Server(forkserver.ForkServer):
             super().ensure_running()
 
     def _retire(self) -> None:
-        """It ends with the last of its children."""
+        """Release the server, which ends with the last of its children."""
         if self._forkserver_alive_fd is not None:
             os.close(self._forkserver_alive_fd)
         self._forkserver_address = self._forkserver_alive_fd = self._forkserver_pid = None
 
 
 class _Popen(popen_forkserver.Popen):
-    """A spawned process, as :class:`multiprocessing.popen_spawn_posix.Popen` has it."""
+    """A spawned process, with the interface of :class:`multiprocessing.popen_spawn_posix.Popen`."""
 
     method = "spawn"
     server: _Server
@@ -85,13 +91,14 @@ class _Popen(popen_forkserver.Popen):
         data = io.BytesIO()
         set_spawning_popen(self)
         try:
+            # as popen_spawn_posix does
             preparation = spawn.get_preparation_data(process_obj._name)  # noqa: SLF001
             reduction.dump(_Inherited(self, preparation, _role_of(process_obj)), data)
             reduction.dump(process_obj, data)
         finally:
             set_spawning_popen(None)
         self.sentinel, parent_w = self.server.connect_to_new_process(self._fds)
-        # The child knows by the other end of this pipe that its parent is gone.
+        # The other end of this pipe shows the child when its parent has ended.
         self.finalizer = util.Finalize(self, _close, (os.dup(parent_w), self.sentinel))
         with open(parent_w, "wb") as pipe:  # noqa: PTH123
             pipe.write(data.getbuffer())
@@ -99,7 +106,9 @@ class _Popen(popen_forkserver.Popen):
 
 
 class _Inherited:
-    """What a child reads first: as it is read, it puts in place what a new interpreter would have inherited."""
+    """The first object that a child unpickles."""
+
+    # Unpickling restores the attributes that a new interpreter would inherit.
 
     def __init__(self, popen: popen_fork.Popen, preparation: dict[str, Any], role: str) -> None:
         outputs = [(fd, popen.duplicate_for_child(fd)) for fd in (1, 2) if is_open(fd)]
@@ -117,14 +126,14 @@ def _inherit(
     answers: Answers,
     preparation: dict[str, Any],
 ) -> dict[str, Any]:
-    """In the child: take over what its parent has.
+    """Adopt the parent's attributes in the child.
 
     Args:
         environ: all variables.
-        outputs: descriptors, each with its place among those that came along.
-        umask: for new files.
-        answers: where it answers its supervisor.
-        preparation: handed on.
+        outputs: descriptors, each with its index among the inherited ones.
+        umask: umask for new files.
+        answers: how to answer the supervisor.
+        preparation: multiprocessing's own data, passed on.
     """
     for name in os.environ.keys() - environ.keys():  # noqa: TID251
         del os.environ[name]  # noqa: TID251
@@ -134,15 +143,15 @@ def _inherit(
         os.dup2(came_along[place], fd)
         os.close(came_along[place])
     os.umask(umask)
-    faulthandler.enable(2)  # a crash leaves its stacks in the log of the test
+    faulthandler.enable(2)  # a crash writes its stacks into the log of the test
     answers.prepare()
-    if "numpy" in sys.modules:  # random seeds itself anew after a fork, numpy as it is imported
+    if "numpy" in sys.modules:  # random reseeds itself after a fork, numpy only when it is imported
         sys.modules["numpy"].random.seed()
     return preparation
 
 
 def _role_of(process_obj: Any) -> str:
-    """``rank 1 of mp.spawn``, or the name that multiprocessing gives it."""
+    """Return ``rank 1 of mp.spawn``, or the name given by multiprocessing."""
     target: Any = getattr(process_obj, "_target", None)
     args: Any = getattr(process_obj, "_args", ())
     is_torchs = getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
@@ -150,13 +159,13 @@ def _role_of(process_obj: Any) -> str:
 
 
 class Answers(NamedTuple):
-    """How a spawned process answers the supervisor of its test: with its stacks, and with its role."""
+    """How a spawned process answers the supervisor of its test: with its stacks and its role."""
 
     stacks: Path | None
     role: str
 
     def prepare(self) -> None:
-        """Answer from here on, in the process itself."""
+        """Enable the answers in the process itself."""
         if self.stacks is None:
             return
         with contextlib.suppress(OSError):  # the test has ended
@@ -175,7 +184,7 @@ def _kind_of_interpreter() -> object:
 
 @contextlib.contextmanager
 def _findable() -> Iterator[None]:
-    """The server imports this module before anybody tells it where modules are."""
+    """Let the server find this module, which it imports before it receives the module path."""
     before = os.environ.get("PYTHONPATH")  # noqa: TID251
     ours = str(Path(disttest.__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, ours]))  # noqa: TID251

@@ -1,4 +1,4 @@
-"""The hooks by which tests without a world run in processes of their own."""
+"""Hooks of isolated tests, which run in separate processes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--isolate-files`` and its setting."""
+    """Return ``--isolate-files`` and its setting."""
     return OPTIONS
 
 
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the parts in processes and their supervisors."""
+    """Import the parts of processes and their supervisors."""
     del config
     from disttest.plugins.contain import contained, contained_world  # noqa: F401
 
@@ -39,7 +39,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
 def disttest_place_tests(
     pairs: list[tuple[pytest.Item, TestCase]], config: pytest.Config, options: RunOptions
 ) -> Sequence[str]:
-    """In a process for each file, unless something hinders that."""
+    """Move tests into a process for each file, unless something prevents it."""
     if not ISOLATE_FILES.of(options):
         return ()
     from disttest.plugins.contain.placing import place_contained
@@ -49,7 +49,7 @@ def disttest_place_tests(
 
 @hookimpl
 def disttest_ordinary_tests_begin(options: RunOptions) -> None:
-    """Fork what the tests spawn in the pytest process, too."""
+    """Enable fast spawn in the pytest process, too."""
     if ISOLATE_FILES.of(options) and FAST_SPAWN.of(options):
         from disttest.plugins.contain.fast_spawn import use_fast_spawn
 
@@ -58,7 +58,7 @@ def disttest_ordinary_tests_begin(options: RunOptions) -> None:
 
 @hookimpl
 def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
-    """One that watches what the tests start."""
+    """Return the supervisor of isolated tests."""
     if order.tests[0].kind is not WorldKind.PROCESS:
         return None
     from disttest.plugins.contain.contained_world import ContainedWorld
@@ -68,7 +68,7 @@ def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
 
 @hookimpl
 def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
-    """The process of a file."""
+    """Return the main function of an isolated process."""
     if spec.kind is not WorldKind.PROCESS:
         return None
     from disttest.plugins.contain.contained import serve_contained

@@ -1,4 +1,4 @@
-"""``--isolate-files``, and the setting ``fast-spawn``."""
+"""The option ``--isolate-files`` and the setting ``fast-spawn``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which tests without a world run in processes of their own, which share one, and what hinders that."""
+"""Placement of tests without a world: isolated processes, processes shared by files, and reasons against isolation."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ _IN_THIS_PROCESS = {
     "setupshow": "--setup-show",
     "setupplan": "--setup-plan",
 }
-"""Attribute of pytest's options -> the option: what speaks to the terminal."""
+"""Attributes of pytest's options that need the terminal, mapped to the names of the options."""
 _WIDE = ("session", "package")
 _NARROW_FOR_US = ("_pytest.", "xdist.", "pytest_asyncio.", "disttest.")
-"""Whose fixtures of a session hold nothing that tests share."""
+"""Prefixes of modules whose session fixtures share no state between tests."""
 _COLLECTING = ("benchmark", "record_testsuite_property", "snapshot")
-"""Fixtures that put into the pytest process what is told at the end of the run."""
+"""Fixtures that collect data in the pytest process for the end of the run."""
 _ASKING = re.compile(r"^(?!\s*#).*\b(?:breakpoint|set_trace)\(", re.MULTILINE)
 
 Pairs = list[tuple[pytest.Item, TestCase]]
 
 
+# Opt-in: a change that one file makes to a module is not visible in the next file. Files run one after another,
+# because ordinary tests use fixed ports and files.
 def place_contained(pairs: Pairs, config: pytest.Config, options: RunOptions) -> list[str]:
-    """Have tests without a world run in processes of their own.
+    """Place tests without a world into isolated processes.
 
     Args:
         pairs: all tests of the run; changed in place.
-        config: pytest's.
-        options: of the run.
+        config: pytest's configuration.
+        options: options of the run.
 
     Returns:
-        Messages: which of these tests stay in the pytest process, and why.
+        Messages: the tests that stay in the pytest process, with reasons.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item, test in pairs:
@@ -69,7 +71,7 @@ def place_contained(pairs: Pairs, config: pytest.Config, options: RunOptions) ->
 
 
 def _why_none(config: pytest.Config) -> str:
-    """Why all ordinary tests have to run in the pytest process; empty if they need not."""
+    """Return why all ordinary tests must run in the pytest process; empty if they need not."""
     asked = [flag for name, flag in _IN_THIS_PROCESS.items() if getattr(config.option, name, False)]
     if config.getoption("capture") == "no":
         asked.append("-s")
@@ -82,7 +84,7 @@ def _why_none(config: pytest.Config) -> str:
 
 
 def _why_not(file: Path, items: Iterable[pytest.Item]) -> str:
-    """The same for the tests of one file."""
+    """Return why the tests of one file must run in the pytest process; empty if they need not."""
     for item in items:
         for name in _COLLECTING:
             if name in getattr(item, "fixturenames", ()):
@@ -95,7 +97,7 @@ def _why_not(file: Path, items: Iterable[pytest.Item]) -> str:
 
 
 def _uses_wide_fixture(item: Any) -> bool:
-    """Whether a test uses a fixture of a scope wider than a file, other than pytest's own."""
+    """Return whether a test uses a fixture with a scope wider than a file, except pytest's own."""
     definitions: dict[str, Sequence[Any]] = getattr(
         getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}
     )

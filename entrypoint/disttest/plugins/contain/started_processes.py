@@ -1,4 +1,4 @@
-"""The processes that a contained test has started: who they are, and which of them died in the middle of it."""
+"""The processes that an isolated test has started: their names, and those that died during the test."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _MOST_NAMED = 16
 
 
 class Descendants:
-    """What is known of the processes below one; ``look`` is called now and then, since the dead tell little."""
+    """The descendants of a process. Call ``look`` regularly: a dead process reveals little about itself."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._names: dict[int, str] = {}
         self._known: set[int] = set()
-        """Those whose name was the same twice: a fork has its parent's until it starts its program."""
+        """Processes whose name was the same in two scans. A fork has its parent's name until it starts its program."""
         self._dead: set[int] = set()
 
     def look(self) -> tuple[str, ...]:
-        """Take note of all that live; one sentence for each that has died badly since, and that nobody has waited for."""
+        """Record all living descendants; return one sentence for each that died badly since and was not waited for."""
         news = []
         for pid in sorted(descendants(self._pid)):
             ended = exit_of_zombie(pid)
@@ -52,10 +52,10 @@ class Descendants:
         return tuple(news)
 
     def describe(self, stacks: Path) -> str:
-        """Who lives, and the Python stacks of those that answer as their parent does: forks of it.
+        """Describe the living descendants, with the Python stacks of those that answer as their parent does: its forks.
 
         Args:
-            stacks: the file that they answer into, all of them.
+            stacks: the file that all of them write their answers into.
         """
         parts = []
         deadline = monotonic() + STARTED_STACKS_S
@@ -82,7 +82,7 @@ class Descendants:
 
 
 def _with_role(name: str, file: Path) -> str:
-    """The name with the role that a spawned process has noted, in the place of its command line."""
+    """Return the name with the role that a spawned process has recorded, in place of its command line."""
     try:
         role = file.read_text()
     except OSError:
@@ -91,7 +91,7 @@ def _with_role(name: str, file: Path) -> str:
 
 
 def _name(pid: int) -> str:
-    """``process 12 (rank 1, python -c …)``."""
+    """Name a process: ``process 12 (rank 1, python -c …)``."""
     try:
         rank = psutil.Process(pid).environ().get("RANK", "")
         command = shown_command(pid)
@@ -101,10 +101,13 @@ def _name(pid: int) -> str:
 
 
 def _ask(pid: int, stacks: Path, deadline: float) -> str:
-    """The stacks of one process, which it adds to the file; empty if it has no handler.
+    """Return the stacks that one process adds to the file; empty if it has no handler.
 
     Args:
-        deadline: the process may answer until then, and for one tick at least if an earlier one has used up the time.
+        pid: the process.
+        stacks: the file.
+        deadline: end of the wait on the monotonic clock. The process has one tick at least, even if earlier ones
+            have used up the time.
     """
     source = EvidenceSource(_Descendant(pid), stacks)
     if not source.ask_stacks():

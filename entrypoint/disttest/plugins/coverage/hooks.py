@@ -1,4 +1,4 @@
-"""The hooks by which ranks are measured, if this process is."""
+"""Hooks of coverage measurement in ranks, active if this process is measured."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from disttest.runtime.rank.rank_spec import RankSpec
 
 _OF_PYTEST_COV = ("_cov", "_cov_contexts")
-"""Plugins of pytest-cov that would measure a rank by themselves."""
+"""Plugins of pytest-cov that would measure a rank themselves."""
 
 
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the part in ranks."""
+    """Import the part of ranks."""
     del config
     if "coverage" in sys.modules:
         from disttest.plugins.coverage import measured  # noqa: F401
@@ -31,13 +31,13 @@ def disttest_load_parts(config: pytest.Config) -> None:
 
 @hookimpl
 def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
-    """No pytest-cov: it would erase the data of this process as it starts."""
+    """Disable pytest-cov in other collecting processes: it would erase the data of this process at its start."""
     return ("--no-cov",) if config.pluginmanager.hasplugin("pytest_cov") else ()
 
 
 @hookimpl
 def disttest_settle(config: pytest.Config) -> CoverageOrder | None:
-    """The configuration of this process."""
+    """Return the configuration of this process."""
     if "coverage" not in sys.modules:
         return None
     from disttest.plugins.coverage.measured import coverage_of_controller
@@ -68,7 +68,7 @@ def disttest_process_saves() -> None:
 
 @hookimpl
 def disttest_world_ended(scratch: Path) -> None:
-    """Add the data of its processes to those of this process."""
+    """Add the data of the world's processes to those of this process."""
     if "coverage" in sys.modules:
         from disttest.plugins.coverage.measured import merge_coverage
 

@@ -1,7 +1,9 @@
-"""Coverage of a rank: measured apart from the process that it was forked from, and left in a file for the controller.
+"""Coverage of a rank: measured separately from the process that it was forked from, and left in a file for the
+controller.
 
-coverage saves what it has measured when an interpreter ends, which a rank does not: it leaves. And a fork goes on writing into
-the data of its parent. So each rank measures for itself, by the configuration of the controller, and saves after each test.
+coverage saves its data when an interpreter ends, but a rank leaves by ``os._exit``. A fork also continues to write
+into the data of its parent. Each rank therefore measures with the controller's configuration and saves after each
+test. Files next to ``.coverage`` would be lost, or erased by the next rank that collects.
 """
 
 from __future__ import annotations
@@ -18,23 +20,23 @@ from disttest.model import Frozen
 
 _FILE = "coverage"
 _DATA = ":data:"
-"""How coverage is told that a configuration follows, and not the name of a file with one."""
+"""Prefix by which coverage recognises a configuration instead of the name of a file."""
 
 _OF_THE_WHOLE_RUN = ["no-data-collected", "module-not-imported", "module-not-measured", "already-imported"]
-"""What coverage warns of, and no single rank can say."""
+"""Warnings of coverage that no single rank can decide."""
 
 
 class CoverageOrder(Frozen):
-    """Describes what ranks measure."""
+    """The measurement that ranks perform."""
 
     config: str
     """The controller's configuration, in the form in which coverage passes it to other processes."""
     by_test: bool = False
-    """Whether the test that ran a line is kept too (``--cov-context=test``)."""
+    """Whether the test that ran a line is recorded, too (``--cov-context=test``)."""
 
 
 def coverage_of_controller(config: pytest.Config) -> CoverageOrder | None:
-    """What this process measures; None where it measures nothing, or with a coverage that cannot be handed on."""
+    """Return this process's measurement; None without one, or if coverage cannot pass its configuration on."""
     current = _current()
     serialize = getattr(getattr(current, "config", None), "serialize", None)
     if serialize is None:
@@ -43,7 +45,7 @@ def coverage_of_controller(config: pytest.Config) -> CoverageOrder | None:
 
 
 def merge_coverage(folder: Path) -> None:
-    """Add what the ranks of a world have measured to what this process measures."""
+    """Add the data of a world's ranks to the data of this process."""
     current = _current()
     if current is None:
         return
@@ -56,26 +58,26 @@ def merge_coverage(folder: Path) -> None:
 
 
 _measuring: list[_Measuring] = []
-"""One in a rank that is measured."""
+"""The measurement of this process; one entry in a measured rank."""
 
 
 def begin_coverage(order: CoverageOrder, config: pytest.Config, folder: Path) -> None:
-    """Measure this process from here on, into a file of its own in the folder of its world."""
+    """Measure this process from now on, into a separate file in the folder of its world."""
     _measuring.append(_Measuring(order, folder))
     config.pluginmanager.register(_measuring[-1], "disttest-coverage")
 
 
 def save_coverage() -> None:
-    """Write what was measured so far, if anything is: the next test may end this process."""
+    """Write the data measured so far, because the next test may end this process."""
     for measuring in _measuring:
         measuring.save()
 
 
 class _Measuring:
-    """The pytest plugin of a rank that is measured."""
+    """The pytest plugin of a measured rank."""
 
     def __init__(self, order: CoverageOrder, folder: Path) -> None:
-        """Let go of what was inherited, and begin."""
+        """Stop the inherited measurement and start a new one."""
         self._order, self._folder = order, folder
         self._coverage = self._begin()
         os.register_at_fork(after_in_child=self._begin_again)
@@ -85,40 +87,38 @@ class _Measuring:
 
         inherited = _current()
         if inherited is not None:
-            inherited._auto_save = False  # noqa: SLF001  # it is the parent's to save
+            inherited._auto_save = False  # noqa: SLF001  # the parent saves it
             inherited.stop()
         own = coverage.Coverage(config_file=f"{_DATA}{self._order.config}", data_suffix=False, messages=False)
         own.set_option("run:data_file", str(self._folder / f"{_FILE}.{os.getpid()}"))
         own.set_option("run:disable_warnings", _OF_THE_WHOLE_RUN)
-        own.set_option(
-            "run:patch", []
-        )  # what the user has asked of it is done, in the process that this one was forked from
+        own.set_option("run:patch", [])  # the user's patches are applied in the parent already
         own.start()
         return own
 
     def _begin_again(self) -> None:
-        """In a fork of this rank."""
+        """Restart the measurement in a fork of this rank."""
         self._coverage = self._begin()
 
     def save(self) -> None:
-        """Write what was measured so far."""
+        """Write the data measured so far."""
         self._coverage.save()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        """What runs from here on is this test's."""
+        """Attribute the following lines to this test's setup."""
         self._switch(item, "setup")
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """The same for its call."""
+        """Attribute the following lines to this test's call."""
         self._switch(item, "run")
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
-        """The same for its tear-down."""
+        """Attribute the following lines to this test's teardown."""
         self._switch(item, "teardown")
         return (yield)
 
@@ -128,6 +128,6 @@ class _Measuring:
 
 
 def _current() -> Any:
-    """What measures this process, if anything does."""
+    """Return the measurement of this process, if there is one."""
     coverage = sys.modules.get("coverage")
     return coverage.Coverage.current() if coverage is not None and hasattr(coverage, "Coverage") else None

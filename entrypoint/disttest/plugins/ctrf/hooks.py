@@ -1,4 +1,4 @@
-"""The hooks of the report in the Common Test Report Format."""
+"""Hooks of the report in the Common Test Report Format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addreporters() -> Mapping[str, Reporter]:
-    """``ctrf.json``."""
+    """Return ``ctrf.json``."""
     from disttest.reports.reporter import Reporter
 
     return {"ctrf": Reporter("ctrf.json", _write, load=_load)}

@@ -1,4 +1,4 @@
-"""``ctrf.json``: the run in the Common Test Report Format (https://ctrf.io), which dashboards and bots of many tools read."""
+"""``ctrf.json``: the run in the Common Test Report Format (https://ctrf.io), which many dashboards read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from disttest.results.fold import CollectionError, RunResult, TestOutcome
 FILE_NAME = "ctrf.json"
 SPEC_VERSION = "0.0.0"
 MAX_TEXT = 20_000
-"""Characters of one message or trace; everything is in junit.xml."""
+"""Length limit of one message or trace, in characters. junit.xml has the full texts."""
 
 STATUS = {
     Outcome.PASSED: "passed",
@@ -27,11 +27,11 @@ STATUS = {
     Outcome.XFAILED: "skipped",
     Outcome.NOT_RUN: "pending",
 }
-"""The format has five states, and ``rawStatus`` for ours."""
+"""The format has five states; ``rawStatus`` carries disttest's own."""
 
 
 def ctrf_pieces(run: RunResult) -> Iterator[bytes]:
-    """Yield the document in pieces, one for each test: a large run is never in memory a second time."""
+    """Yield the document in pieces, one for each test, so that a large run is never in memory twice."""
     head = {
         "reportFormat": "CTRF",
         "specVersion": SPEC_VERSION,
@@ -124,5 +124,5 @@ def _collection_entry(error: CollectionError, run: RunResult) -> dict[str, Any]:
 
 
 def _ms(seconds: float) -> int:
-    """Whole milliseconds; a broken clock of a broken run is no number of them."""
+    """Return whole milliseconds; 0 for the infinite times of a broken run."""
     return max(0, round(seconds * 1000)) if abs(seconds) < float("inf") else 0

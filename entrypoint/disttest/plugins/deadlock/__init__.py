@@ -1,1 +1,1 @@
-"""Deadlocks: the waits of each rank, in memory that its world reads, and the proof that no rank can go on."""
+"""Proof of deadlocks: each rank writes its waits to a shared board, and the world proves that no rank can continue."""

@@ -1,6 +1,6 @@
-"""Writes into a rank's slot what its threads wait in and what they have issued: two or three stores a collective.
+"""The tool that writes a rank's waits and calls into its slot of the board: two or three stores per collective.
 
-It writes what happens and judges nothing. A table that is full sets the gap, so that nothing is concluded from the rest.
+It records events and draws no conclusions. A full table sets the gap flag, so that nothing is concluded from the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IN_ENGINE = _KIND[WaitKind.BACKWARD]
 _FOR_EVER = float("inf")
 _form = operator.attrgetter("dtype", "shape")
 _MOST_QUEUED = 4
-"""Groups of which the last call in the queue of a GPU gets a row."""
+"""Number of groups whose last call in the queue of a GPU gets a row."""
 _NO_CALL = (0, 0, 0, layout.NO_RANK, layout.NO_RANK, 0, 0)
 
 _pack_wait, _pack_last = layout.WAIT.pack_into, layout.LAST.pack_into
@@ -31,14 +31,14 @@ _pack_signature, _pack_counts = layout.SIGNATURE.pack_into, layout.COUNTS.pack_i
 
 
 class _WaitingThread:
-    """A thread that has a row: what it waits in, the outermost first."""
+    """A thread with a row, and its waits, outermost first."""
 
     __slots__ = ("more", "row", "stack")
 
     def __init__(self, row: int) -> None:
         self.row = row
         self.more: list[int] = []
-        """Further rows, where it waits for a GPU with calls of several groups."""
+        """Additional rows, if it waits for a GPU with calls of several groups."""
         self.stack: list[Wait] = []
 
 
@@ -56,11 +56,11 @@ class BoardTool(BoardWriter, Tool):
         """Open the board.
 
         Args:
-            board: where it is, as its world has said.
-            place: of this rank among those that write there.
+            board: its path, as its world reported.
+            place: index of this rank's slot.
 
         Raises:
-            OSError: the world is gone.
+            OSError: the world has ended.
         """
         super().__init__(board)
         self._base = place * layout.SLOT
@@ -68,22 +68,22 @@ class BoardTool(BoardWriter, Tool):
         self.begin(has_gap=False)
 
     def begin(self, *, has_gap: bool) -> None:
-        """A test begins: what was before does not matter any more.
+        """Reset the slot for a new test.
 
         Args:
-            has_gap: not all can be seen in this process.
+            has_gap: whether this process has calls that cannot be observed.
         """
         self._began_s = monotonic()
         self._texts: dict[object, int] = {}
         self._codes: list[object] = []
-        """Of the places that are keys of the texts: a new one must not get their address."""
+        """Code objects that are keys of the texts. Keeping them ensures that a new one cannot get the same address."""
         self._end = layout.TEXTS
         self._groups: dict[str, int] = {}
         self._channels: dict[tuple[str, str, int, int], _Channel] = {}
         self._threads: dict[int, _WaitingThread] = {}
         self._first_call = 0
         self._makings: Counter[tuple[int, ...]] = Counter()
-        """By members: how many groups of them were begun."""
+        """Number of groups whose creation has begun, by members."""
         self._free = list(layout.WAITS.places())
         self._free_groups = list(layout.GROUPS.places())
         self._free_channels = list(layout.CHANNELS.places())
@@ -92,10 +92,10 @@ class BoardTool(BoardWriter, Tool):
         self._memory[self._base + layout.OBSERVED_AT] = 1
 
     def expect(self, pattern: str | None) -> None:
-        """From here on the test expects a deadlock whose finding matches a regular expression; or none any more.
+        """Expect a deadlock whose finding matches a regular expression from now on; None ends the expectation.
 
         Raises:
-            ValueError: the expression does not fit the board.
+            ValueError: the expression does not fit into the slot.
         """
         place = self._text(pattern) if pattern else 0
         if pattern and (not place or len(pattern.encode()) > layout.LONGEST_TEXT):
@@ -104,22 +104,22 @@ class BoardTool(BoardWriter, Tool):
         self._memory[self._base + layout.EXPECTED_AT] = pattern is not None
 
     def peers(self) -> Iterator[bytes]:
-        """The slots of the others on this board, as they are now."""
+        """Return the current slots of the other ranks on this board."""
         own = self._base // layout.SLOT
         return (slot for place, slot in self.slots().items() if place != own)
 
     def slots(self) -> dict[int, bytes]:
-        """The slots of all ranks by their places, as they are now."""
+        """Return the current slots of all ranks by index."""
         bases = enumerate(range(0, len(self._memory), layout.SLOT))
         return {place: bytes(self._memory[base : base + layout.SLOT]) for place, base in bases}
 
-    # --- what happens
+    # --- events
 
     def on_issue(self, call: Call) -> None:
-        """Count it; of a thread that C++ calls from, only its stack will tell when it is back in Python."""
+        """Count a call. For a thread of C++, only its stack shows when it is back in Python."""
         self._first_call = self._first_call or call.n
         if call.group.is_foreign:
-            self._note_gap()  # a process that has no slot here may be a member
+            self._note_gap()  # a process without a slot may be a member
         if call.peer is not None:
             self._count(call)
         else:
@@ -131,7 +131,7 @@ class BoardTool(BoardWriter, Tool):
             self._release(call.thread, thread)
 
     def on_wait(self, wait: Wait) -> None:
-        """A thread begins to wait."""
+        """Record that a thread begins to wait."""
         if gaps():
             self._note_gap()
         if wait.ranks:
@@ -146,11 +146,11 @@ class BoardTool(BoardWriter, Tool):
         self._makings[wait.ranks] += 1
         name, ranks = self._text(wait.group_name), self._keys(wait)
         if wait.group_name and not name:
-            self._note_gap()  # it would be taken for another group than that of the same name elsewhere
+            self._note_gap()  # it would count as a different group than the one of the same name elsewhere
         layout.MAKING.pack_into(self._memory, self._base + place, name, ranks, self._place(wait.site))
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
-        """It has stopped waiting; it may be inside of another wait, which began before."""
+        """Record that a thread has stopped waiting. It may still be inside an outer wait."""
         if wait.call is not None and wait.call.peer is not None and error is None:
             self._note_done(wait.call)
         thread = self._threads.get(wait.thread)
@@ -163,7 +163,7 @@ class BoardTool(BoardWriter, Tool):
             self._release(wait.thread, thread)
 
     def on_group(self, group: Group, *, made: bool) -> None:
-        """Its numbers begin anew, whatever had its name before."""
+        """Reset the numbers of a group whose name is used again."""
         del made
         place = self._groups.get(group.name)
         if place is not None:
@@ -272,7 +272,7 @@ class BoardTool(BoardWriter, Tool):
 
     def _write_cpp(self, call: Call, thread: _WaitingThread | None) -> None:
         if thread is not None and thread.stack and thread.stack[-1].kind is not WaitKind.BACKWARD:
-            return  # it is known to wait for something else
+            return  # it is known to wait for another event
         thread = thread or self._take_row(call.thread)
         if thread is not None:
             now_s = monotonic()
@@ -289,7 +289,7 @@ class BoardTool(BoardWriter, Tool):
             return
         call, now_s = wait.call, monotonic()
         limit_s = wait.timeout_s if wait.timeout_s is not None or call is None else call.timeout_s
-        # The clock of a handle runs since its call, of which the moment is not known any more.
+        # The time limit of a handle runs since its call, whose time is no longer known.
         from_s = self._began_s if call is not None and call.is_async else now_s
         until_s = now_s if wait.is_public else from_s + (_FOR_EVER if limit_s is None else limit_s)
         facts = self._making_facts(wait) if call is None else self._facts(call)
@@ -302,7 +302,7 @@ class BoardTool(BoardWriter, Tool):
         return (0, 0, self._text(wait.group_name), *_NO_CALL[3:-1], self._makings[wait.ranks])
 
     def _write_device(self, thread: _WaitingThread, wait: Wait) -> None:
-        """A row for each call; those of an earlier test are over."""
+        """Write a row for each call. Calls of an earlier test are over."""
         calls = [call for call in wait.calls if call.n >= self._first_call > 0][-_MOST_QUEUED:]
         rows = [thread.row, *thread.more]
         while self._free and len(rows) < len(calls):
@@ -311,7 +311,7 @@ class BoardTool(BoardWriter, Tool):
         limits = [call.timeout_s for call in wait.calls if call.timeout_s is not None]
         until_s = self._began_s + min(limits, default=_FOR_EVER)
         where, kind, now_s = self._place(wait.site), _KIND[wait.kind], monotonic()
-        # The newest call may be all that has a row.
+        # There may be a row for the newest call only.
         for row, call in zip(rows, calls[::-1] or (None,), strict=False):
             facts = _NO_CALL if call is None else self._facts(call)
             called = 0 if call is None else self._place(call.site)
@@ -352,7 +352,7 @@ class BoardTool(BoardWriter, Tool):
     # --- texts
 
     def _place(self, site: Site) -> int:
-        key = (id(site.code), site.line)  # the hash of a code object takes longer than all the rest
+        key = (id(site.code), site.line)  # hashing a code object takes longer than everything else here
         place = self._texts.get(key)
         if place is None:
             self._codes.append(site.code)
@@ -369,7 +369,7 @@ class BoardTool(BoardWriter, Tool):
         return place
 
     def _text(self, text: str, *, end: int = layout.SLOT) -> int:
-        """Where a text stands, once it does; 0 for the empty one, and where no space is left before the end."""
+        """Store a text and return its position; 0 for the empty text, and if no space is left before the end."""
         place = self._texts.get(text)
         if place is None:
             data = text.encode("utf-8", "replace")[: layout.LONGEST_TEXT]

@@ -1,4 +1,4 @@
-"""Calls that do not fit, found on the boards when a backend has aborted a rank for the size of a tensor. Pure."""
+"""Mismatching calls, found on the boards after a backend aborted a rank for the size of a tensor. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from disttest.plugins.deadlock.layout import Direction
 from disttest.plugins.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
 
 _UNEVEN = frozenset({"alltoall", "alltoall_base"})
-"""What ranks may bring different tensors to."""
+"""Collectives in which ranks may pass different tensors."""
 _EVEN = frozenset(
     {
         *("allreduce", "allreduce_coalesced", "broadcast", "reduce"),
@@ -21,22 +21,23 @@ _EVEN = frozenset(
         *("reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
     }
 )
-"""Collectives to which all ranks have to bring tensors of the same size."""
+"""Collectives in which all ranks must pass tensors of the same size."""
 _EVEN_IN_GLOO = frozenset({"allgather", "gather", "reduce_scatter"})
-"""Those that take a list of tensors."""
+"""Collectives that take a list of tensors."""
 _TENSOR = re.compile(r"(\w+)\[([\d, ]*)\]")
 
 
 def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str:
-    """``ranks disagree at collective #1 of group default: rank 0 called all_reduce of float32[4], rank 1 called …``.
+    """Describe a mismatch: ``ranks disagree at collective #1 of group default: rank 0 called all_reduce of float32[4],
+    rank 1 called …``.
 
     Args:
-        ranks: what each rank of the world has on its board.
-        aborted: the rank that has died of it.
+        ranks: the board of each rank of the world.
+        aborted: the rank that died of the mismatch.
 
     Returns:
-        The first collective of the aborted rank for which others called something else, or brought other tensors; without
-        one, the message that did not fit. Empty if neither is known.
+        The first collective of the aborted rank in which other ranks called another operation or passed other
+            tensors; otherwise the message that did not fit. Empty if neither is known.
     """
     found = next(_differing(ranks, aborted), None) or _uneven(ranks, aborted)
     if found is None:
@@ -47,22 +48,22 @@ def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str
 
 
 def waits_in_differing_call(ranks: Mapping[int, Snapshot], crashed: int) -> bool:
-    """Return whether a rank that crashed was in a collective to which others brought other tensors.
+    """Return whether a crashed rank was in a collective in which other ranks passed different tensors.
 
     Args:
         ranks: the board of each rank of the world.
-        crashed: the rank that has died.
+        crashed: the rank that died.
     """
     inside = {(wait.group, wait.seq) for wait in ranks[crashed].waits if wait.peer is None}
     return any((group, seq) in inside for group, seq, _ in _differing(ranks, crashed))
 
 
 def find_odd_rank(ranks: Mapping[int, Snapshot], aborted: int) -> int | None:
-    """Return the one rank whose call differs, if all others of the group agree; gloo may have aborted one of these.
+    """Return the one rank whose call differs from that of all others; gloo may have aborted one of these others.
 
     Args:
         ranks: the board of each rank of the world.
-        aborted: the rank that has died of it.
+        aborted: the rank that died of the mismatch.
     """
     for _, _, called in _differing(ranks, aborted):
         by_call: dict[tuple[str, str], list[int]] = {}
@@ -74,12 +75,12 @@ def find_odd_rank(ranks: Mapping[int, Snapshot], aborted: int) -> int | None:
 
 
 def have_other_sizes(mine: IssuedCollective, theirs: IssuedCollective, *, in_queue: bool) -> bool:
-    """Return whether two parts of one collective bring different numbers of bytes, which its ranks may not.
+    """Return whether two parts of one collective illegally pass different numbers of bytes.
 
     Args:
         mine: a rank's part.
-        theirs: that of another rank.
-        in_queue: the calls are in the queues of GPUs; NCCL sends parts of different sizes one by one.
+        theirs: the part of another rank.
+        in_queue: whether the calls are in the queues of GPUs; NCCL sends parts of different sizes separately.
     """
     if (
         not mine.tensors
@@ -91,7 +92,7 @@ def have_other_sizes(mine: IssuedCollective, theirs: IssuedCollective, *, in_que
 
 
 def _sizes(tensors: str) -> list[int]:
-    """The bits of each tensor: shapes may differ, and gloo ignores types."""
+    """Return the size of each tensor in bits: shapes may differ, and gloo ignores types."""
     return [_size(*tensor) for tensor in _TENSOR.findall(tensors)]
 
 
@@ -104,7 +105,7 @@ def _size(dtype: str, shape: str) -> int:
 def _differing(
     ranks: Mapping[int, Snapshot], aborted: int
 ) -> Iterator[tuple[GroupKey, int, Mapping[int, IssuedCollective]]]:
-    """The collectives of the aborted rank for which others called something else, by group and number."""
+    """Yield group, number and calls of the aborted rank's collectives that differ between ranks."""
     for group, state in ranks[aborted].groups.items():
         for seq in sorted(state.calls):
             called = dict(_called(ranks, group, seq))
@@ -115,9 +116,10 @@ def _differing(
 def _uneven(
     ranks: Mapping[int, Snapshot], aborted: int
 ) -> tuple[GroupKey, int, Mapping[int, IssuedCollective]] | None:
-    """The last collective of the aborted rank, if its ranks may bring different tensors and did; None if none is known.
+    """Return the last collective of the aborted rank if its ranks passed different tensors legally; None if there is
+    none.
 
-    Their sizes may fit all the same, so no rank is the odd one.
+    Their sizes may still match, so no rank is at fault.
     """
     for group, state in ranks[aborted].groups.items():
         last = max(state.calls, default=0)
@@ -132,7 +134,7 @@ def _uneven(
 
 
 def _describe_message(ranks: Mapping[int, Snapshot], aborted: int) -> str:
-    """``ranks disagree at recv #1 of rank 1: rank 0 sent float32[6] at a.py:5, rank 1 receives float32[5] at a.py:7``."""
+    """Describe a mismatch: ``ranks disagree at recv #1 of rank 1: rank 0 sent …, rank 1 receives …``."""
     for wait in ranks[aborted].waits:
         if wait.group is None or wait.peer is None or wait.peer not in ranks:
             continue
@@ -170,7 +172,7 @@ def _differ(called: Mapping[int, IssuedCollective]) -> bool:
 
 
 def _tell(called: Mapping[int, IssuedCollective]) -> str:
-    """``ranks 0,2 called all_reduce of float32[4] at a.py:5, rank 1 called all_reduce of float32[8] at a.py:5``."""
+    """Describe the calls: ``ranks 0,2 called all_reduce of float32[4] at a.py:5, rank 1 called …``."""
     by_call: dict[str, list[int]] = {}
     for rank, signature in called.items():
         call = f"{title_of(signature.op)} of {signature.tensors}{_at(signature.where)}"

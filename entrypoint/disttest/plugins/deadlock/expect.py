@@ -1,4 +1,4 @@
-"""Tests of hangs: a block in which the ranks have to wait for each other for ever."""
+"""Tests of hangs: a block in which the ranks must wait for each other for ever."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _expect: Callable[[str | None], None] | None = None
 
 
 def provide_board(expect: Callable[[str | None], None]) -> None:
-    """Set how this rank notes on the board that it expects a deadlock; called once, by the rank."""
-    global _expect  # a process is one rank
+    """Set the function by which this rank records an expected deadlock. The rank calls it once."""
+    global _expect  # one rank per process
     _expect = expect
 
 
 @contextmanager
 def expect_deadlock(match: str = "") -> Iterator[None]:
-    """Pass the test when no rank can go on, while all ranks that have not finished it are in such a block.
+    """Pass the test when no rank can continue while all unfinished ranks are in such a block.
 
-    The ranks are ended there, so nothing after the block runs, and no tear-down. The test is skipped where no watch looks for
+    The ranks end there: neither code after the block nor tear-down runs. The test is skipped where no watch looks for
     deadlocks (``--deadlock off``, more than one node, outside of a world).
 
     Args:
-        match: a regular expression that the finding has to match, as in ``pytest.raises``; at most 240 bytes.
+        match: a regular expression that the finding must match, as in ``pytest.raises``; at most 240 bytes.
 
     Raises:
-        AssertionError: the block was left: there was no deadlock.
+        AssertionError: the block ended without a deadlock.
         ValueError: the expression is not valid, or is too long.
     """
     try:

@@ -1,4 +1,4 @@
-"""The hooks of the proof of deadlocks."""
+"""Hooks of the proof of deadlocks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _NAME = "deadlock"
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--deadlock``."""
+    """Return ``--deadlock``."""
     return (DEADLOCK,)
 
 
 @hookimpl
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Version 0.1 wrote the proof beside the fields of the core."""
+    """Move fields that version 0.1 wrote among those of the core."""
     from disttest.plugins.deadlock.proven import move_proof
 
     return {_NAME: move_proof}
@@ -46,7 +46,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
 
 @hookimpl
 def disttest_around_worlds(settings: WorldSettings) -> AbstractContextManager[object] | None:
-    """Observe torch while worlds are forked: each of them would need 3 ms to begin with it."""
+    """Observe torch while worlds are forked; otherwise each of them would need 3 ms to start it."""
     if DEADLOCK.of(settings) is DeadlockRule.OFF or not _has_torch():
         return None
     from disttest import observe
@@ -58,7 +58,7 @@ def disttest_around_worlds(settings: WorldSettings) -> AbstractContextManager[ob
 def disttest_watch_ranks(
     settings: WorldSettings, size: int, evidence: Callable[[], Mapping[int, EvidenceSource]]
 ) -> RankWatch | None:
-    """Look for deadlocks."""
+    """Watch for deadlocks."""
     rule = DEADLOCK.of(settings)
     if rule is DeadlockRule.OFF:
         return None
@@ -66,7 +66,7 @@ def disttest_watch_ranks(
     from disttest.plugins.deadlock.watch import DeadlockWatch, WaitBoard
 
     if _has_torch():
-        observe.install()  # before the fork, which saves each rank the time
+        observe.install()  # before the fork, so that ranks need not do it
     return DeadlockWatch(WaitBoard(size), evidence, ends=rule is DeadlockRule.FAIL)
 
 

@@ -1,4 +1,4 @@
-"""The part in a rank: it writes the waits of the rank to the board, and asks the board about those of others."""
+"""The part in a rank: it writes the rank's waits to the board, and reads those of other ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from disttest.runtime.rank.waits import WatchedRank
 
 
 class WaitingRank(WatchedRank):
-    """A rank that is observed.
+    """The watched rank.
 
     Args:
-        board: of its world.
-        place: of this rank there.
+        board: board of its world.
+        place: index of this rank's slot.
     """
 
     def __init__(self, board: Path, place: int) -> None:
@@ -32,28 +32,28 @@ class WaitingRank(WatchedRank):
         provide_board(self._tool.expect)
 
     def begin(self) -> None:
-        """Forget the test before."""
+        """Reset for a new test."""
         self._tool.begin(has_gap=bool(observe.gaps()))
         self._late.begin()
         self._failed.begin()
 
     def awaited(self) -> tuple[int, ...]:
-        """The ranks that had not joined the last call whose wait has failed."""
+        """Return the ranks that had not joined the last call whose wait failed."""
         return self._failed.awaited
 
     def leave(self) -> None:
-        """Stay until the others are through with making their groups."""
+        """Wait until other ranks have finished creating their groups."""
         self._late.wait()
 
 
 class _FailedWaits(Tool):
     """The last failed wait of this rank, with the ranks that had not joined the call at that moment.
 
-    Later is too late: when the test is over, groups are taken down and the board no longer shows the calls.
+    It is recorded immediately: when the test is over, groups are destroyed and the board no longer shows the calls.
 
     Args:
         slots: reads the slots of all ranks on the board.
-        rank: this one.
+        rank: this rank.
     """
 
     def __init__(self, slots: Callable[[], Mapping[int, bytes]], rank: int) -> None:
@@ -61,26 +61,27 @@ class _FailedWaits(Tool):
         self.begin()
 
     def begin(self) -> None:
-        """A test begins."""
+        """Reset for a new test."""
         self.awaited: tuple[int, ...] = ()
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
-        """A wait is over."""
+        """Record a failed wait."""
         if error is not None and wait.call is not None:
             ranks = {rank: read_slot(slot) for rank, slot in self._slots().items()}
             self.awaited = find_awaited(ranks, self._rank, wait.call)
 
 
 def find_awaited(ranks: Mapping[int, Snapshot], waiter: int, call: Call) -> tuple[int, ...]:
-    """Return the ranks that have not made their part of a call, by what all ranks had called when the wait for it failed.
+    """Return the ranks that have not issued their part of a call, by the calls of all ranks when the wait for it
+    failed.
 
     Args:
         ranks: the board of each rank of the world.
         waiter: the rank whose wait has failed.
-        call: the call that it waited for.
+        call: the awaited call.
 
     Returns:
-        Ranks of the world; nothing if a board is incomplete.
+        Ranks of the world; none if a board is incomplete.
     """
     if any(snapshot.has_gap or snapshot.rank not in (-1, rank) for rank, snapshot in ranks.items()):
         return ()

@@ -1,8 +1,8 @@
-"""A rank takes no group down, and does not end, while another one is still being connected in a group that it has itself.
+"""Delay of a rank that destroys a group or exits while another rank is still connecting to a group of its own.
 
-A test that makes a group and ends may be over in one rank before the others have come through the making. Gloo closes
-its connections then and fails in those others (``connectFullMesh … Connection closed by peer``): on a busy machine, one
-such test in thirty, for no fault of its own.
+A test that creates a group and returns may be over in one rank before the others have connected. Gloo then closes
+its connections, and the others fail (``connectFullMesh … Connection closed by peer``). On a busy machine that
+happened to one such test in thirty.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from disttest.plugins.deadlock.snapshot import groups_in_the_making
 
 
 class LatePeers(Tool):
-    """What this rank has come through, beside what the others are in."""
+    """The groups that this rank has created, compared with the groups that others are creating."""
 
     def __init__(self, peers: Callable[[], Iterable[bytes]]) -> None:
-        """A tool of one rank.
+        """Create the tool of one rank.
 
         Args:
-            peers: reads the slots of the others on the board of waits.
+            peers: reads the slots of the other ranks on the board.
         """
         self._peers = peers
         self.begin()
 
     def begin(self) -> None:
-        """A test begins."""
+        """Reset for a new test."""
         self._made: Counter[str] = Counter()
-        """By members: how many groups of them this rank has come through."""
+        """Number of groups that this rank has finished creating, by members."""
 
     def on_group(self, group: Group, *, made: bool) -> None:
-        """Count it."""
+        """Count a created group."""
         if made:
             self._made[write_ranks(group.ranks)] += 1
 
     def on_wait(self, wait: Wait) -> None:
-        """A group is about to be made, or (it has no members then) to be taken down."""
+        """Wait before a group is destroyed. A wait for a group without members is its destruction."""
         if wait.kind is WaitKind.GROUP and not wait.ranks:
             self.wait()
 
     def wait(self) -> None:
-        """Until nobody is late, or for a moment: a rank may have died in there."""
+        """Wait until no rank is late, within a limit, because a rank may have died meanwhile."""
         deadline = monotonic() + LATE_PEER_S
         while self._somebody_is_late() and monotonic() < deadline:
             sleep(LATE_PEER_POLL_S)

@@ -1,7 +1,7 @@
-"""How a rank's slot of the board is laid out, for the rank that writes it and the world that reads it.
+"""Layout of a rank's slot of the board, for the rank that writes it and the world that reads it.
 
-A header, four tables of fixed rows, and the texts that rows name by their place. No table is longer than the slot, so
-that one full of anything is read in bounded time.
+It has a header, four tables of fixed rows, and texts that rows refer to by position. No table exceeds the slot, so
+even corrupt content is read in bounded time.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from enum import IntEnum
 from typing import NamedTuple
 
 SLOT = 13568
-"""Bytes for each rank."""
+"""Bytes per rank."""
 
 OBSERVED_AT = 0
 """A byte: the rank writes here."""
 GAP_AT = 1
-"""A byte: something did not fit, so what stands here is not all."""
+"""A byte: some data did not fit, so the slot is incomplete."""
 EXPECTED_AT = 2
 """A byte: the test expects a deadlock now."""
 EXPECTATION_AT = 4
-"""The text that such a deadlock has to match."""
+"""Position of the text that such a deadlock must match."""
 RANK_AT = 8
 RANK = struct.Struct("<i")
 """Its rank in the default group, counted from 1; 0 before it has one."""
 
 
 class Table(NamedTuple):
-    """Rows of one form."""
+    """Rows of one format."""
 
     start: int
     size: int
@@ -36,32 +36,32 @@ class Table(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next one may begin."""
+        """Position behind the table."""
         return self.start + self.size * self.rows
 
     def places(self) -> range:
-        """Where its rows begin."""
+        """Return the positions of its rows."""
         return range(self.start, self.end, self.size)
 
 
 NO_RANK = -2
-"""In place of a root where there is none, or of a peer."""
+"""Stands in for a missing root or peer."""
 
 WAIT = struct.Struct("<BBHHHHHiiqqQdd")
-"""State, kind, place, keys, operation, group, name, peer, root, tag, number, thread, since when, until when."""
+"""State, kind, place, keys, operation, group, name, peer, root, tag, number, thread, start, end."""
 WAITS = Table(16, WAIT.size, 16)
 
 GROUP = struct.Struct("<HHHxxI")
-"""Name, description, ranks, number of the last collective; behind it what the last ones were."""
+"""Name, description, ranks, number of the last collective; the signatures of the last ones follow."""
 LAST = struct.Struct("<I")
 LAST_AT = struct.calcsize("<HHHxx")
 SIGNATURE = struct.Struct("<HHHHiI")
-"""Operation, tensors, place, group that it is behind, root, number that it is behind."""
+"""Operation, tensors, place, group of the call before it in the queue, root, number of that call."""
 RING = 8
 GROUPS = Table(WAITS.end, GROUP.size + RING * SIGNATURE.size, 20)
 
 CHANNEL = struct.Struct("<HBxiqHHII")
-"""Group, direction, peer, tag; place and tensors of the last call; how many were issued, how many are known to be done."""
+"""Group, direction, peer, tag; place and tensors of the last call; counts of issued and of finished calls."""
 LAST_CALL = struct.Struct("<HH")
 COUNTS = struct.Struct("<II")
 COUNTS_AT = CHANNEL.size - COUNTS.size
@@ -69,46 +69,47 @@ LAST_CALL_AT = COUNTS_AT - LAST_CALL.size
 CHANNELS = Table(GROUPS.end, CHANNEL.size, 60)
 
 MAKING = struct.Struct("<HHH")
-"""Name and ranks of a group that the rank has begun to make, place."""
+"""Name and ranks of a group whose creation has begun, place."""
 MAKINGS = Table(CHANNELS.end, MAKING.size, 16)
-"""The last ones, the oldest of them overwritten."""
+"""The last ones; the oldest is overwritten."""
 
 TEXTS = MAKINGS.end
-"""Texts: two bytes of length, then UTF-8; 0 names the empty one."""
+"""Texts: two bytes of length, then UTF-8; 0 refers to the empty text."""
+# The rest is reserved for texts that proofs need.
 LAST_TENSORS = TEXTS + 4096
-"""Texts of tensors end here at the latest, however many shapes a test has: the rest is for what proofs are made of."""
+"""Greatest position for texts of tensors, however many shapes a test has."""
 LENGTH = struct.Struct("<H")
 LONGEST_TEXT = 240
 
 
 class WaitState(IntEnum):
-    """What a row of the waits says of its thread."""
+    """The state of a thread in a row of waits."""
 
     FREE = 0
     WAITING = 1
     IN_CPP = 2
-    """C++ has issued a call there, and nothing was heard of the thread since."""
+    """C++ has issued a call in the thread, and no event of the thread followed."""
 
 
 class Direction(IntEnum):
-    """Of point-to-point calls."""
+    """Direction of point-to-point calls."""
 
     SEND = 1
     RECEIVE = 2
 
 
 def ring_place(group: int, seq: int) -> int:
-    """Where the signature of a collective of a group stands.
+    """Return the position of the signature of a group's collective.
 
     Args:
-        group: place of its row.
+        group: position of the group's row.
         seq: number of the collective.
     """
     return group + GROUP.size + (seq % RING) * SIGNATURE.size
 
 
 def write_ranks(ranks: tuple[int, ...]) -> str:
-    """``0-3,7``."""
+    """Write ranks as ``0-3,7``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -122,10 +123,10 @@ _MOST_RANKS = 100_000
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
-    """What :func:`write_ranks` has written.
+    """Parse the output of :func:`write_ranks`.
 
     Raises:
-        ValueError: it has not.
+        ValueError: it is not valid.
     """
     ranks: list[int] = []
     for run in text.split(","):

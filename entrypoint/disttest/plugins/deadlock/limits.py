@@ -1,13 +1,13 @@
-"""The limits of the proof of deadlocks, in seconds."""
+"""Limits of the proof of deadlocks, in seconds."""
 
 STACKS_S = 0.3
-"""How long ranks may take to write their stacks, which have to confirm the waits on the board."""
+"""Time for ranks to write their stacks, which must confirm the waits on the board."""
 FIRST_PAUSE_S = 1.0
-"""Until stacks that did not confirm a deadlock are read again; then twice as long each time."""
+"""Pause before stacks that did not confirm a deadlock are read again; doubled each time."""
 TORCH_GROUP_LIMIT_S = 1800.0
-"""torch's default limit of a gloo group. A wait that long ends in the same failure; no test waits for it on purpose."""
+"""torch's default limit of a gloo group. A longer wait has the same result; no test waits that long on purpose."""
 TORCH_STORE_LIMIT_S = 300.0
-"""The same of stores, in which groups are made, too."""
+"""torch's default limit of stores, which also applies to the creation of groups."""
 LATE_PEER_S = 2.0
 LATE_PEER_POLL_S = 0.001
-"""How long a rank that is about to end waits for others that are being connected to it, and how often it looks."""
+"""Time that a rank waits before it exits for others that are connecting to it, and polling interval."""

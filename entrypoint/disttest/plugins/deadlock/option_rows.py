@@ -1,4 +1,4 @@
-"""``--deadlock``."""
+"""The option ``--deadlock``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from disttest.options.values import member_of
 
 
 class DeadlockRule(StrEnum):
-    """What becomes of a test whose ranks are proven to wait for each other."""
+    """Treatment of a test whose ranks provably wait for each other."""
 
     FAIL = "fail"
     """It ends immediately, as a hang."""
     REPORT = "report"
-    """It goes on to its time limit, with a note."""
+    """It continues to its time limit, with a note."""
     OFF = "off"
     """No watch looks for deadlocks."""
 

@@ -1,8 +1,9 @@
-"""From what all ranks say to a proof that none can go on, or to nothing. Pure.
+"""The proof that no rank can continue, from the boards of all ranks. Pure.
 
-A wait is open when what was issued so far does not end it. If every rank that is still at the test waits, and all their waits
-are open, nobody is left to issue anything: that is the proof. It is looked for only when nothing has changed for a while, so
-that a wait which could end would have ended; every doubt is therefore decided for the wait.
+A wait is open if the calls issued so far do not end it. If every rank that is still in the test waits, and all
+their waits are open, no rank is left to issue a call: that is the proof. It is attempted only after nothing has
+changed for a while, so that a wait that could end would have ended. Every doubt therefore counts against the proof:
+one false proof costs more than many hangs that run into their limit.
 """
 
 from __future__ import annotations
@@ -33,37 +34,37 @@ from disttest.plugins.deadlock.snapshot import Counts, IssuedCollective, Snapsho
 
 
 class Open(Frozen):
-    """A wait that nothing has ended, and why."""
+    """A wait that no call has ended, with the reason."""
 
     rank: int
     wait: Waiting
     kind: DeadlockKind
     ranks: tuple[int, ...]
-    """Who would have to do something."""
+    """The ranks that would have to act."""
     other: str = ""
-    """What the first of them has called in its place."""
+    """The call that the first of them has issued instead."""
 
 
 class Situation(Frozen):
     """A world at one moment."""
 
     ranks: Mapping[int, Snapshot]
-    """Those that are still at the test."""
+    """The ranks that are still in the test."""
     over: Mapping[int, Snapshot]
-    """Those that have finished it, or are gone, with what they had issued."""
+    """The ranks that have finished the test or ended, with their calls."""
     now_s: float
-    """On the monotonic clock, as below."""
+    """Time on the monotonic clock, as below."""
     began_s: float
     deadline_s: float
-    """When the test ends in any case."""
+    """End of the test in any case."""
     dead: frozenset[int] = frozenset()
-    """Those that are over since their process has ended."""
+    """Those of the finished ranks whose process has ended."""
     skipped: Mapping[int, str] = {}
-    """Those that are over since they skipped the test, and why they did."""
+    """Those of the finished ranks that skipped the test, with the reason."""
 
 
 def find_deadlock(situation: Situation) -> Deadlock | None:
-    """The proof; None where somebody may go on, or where it cannot be known."""
+    """Return the proof; None if a rank may continue, or if it is unknown."""
     everybody = {**situation.over, **situation.ranks}
     if not situation.ranks or not all(snapshot.is_observed for snapshot in situation.ranks.values()):
         return None
@@ -79,17 +80,17 @@ def find_deadlock(situation: Situation) -> Deadlock | None:
 
 
 def _are_themselves(everybody: Mapping[int, Snapshot]) -> bool:
-    """Whether ranks of the default group are ranks of the world, as records of calls have them."""
+    """Return whether ranks of the default group are ranks of the world, as records of calls assume."""
     return all(snapshot.rank in (-1, rank) for rank, snapshot in everybody.items())
 
 
 def open_waits(rank: int, everybody: Mapping[int, Snapshot], situation: Situation) -> Iterator[Open | None]:
-    """The open waits of a rank; None for one that may end."""
+    """Yield the open waits of a rank; None for one that may end."""
     waits = [(wait, _open(rank, wait, everybody)) for wait in everybody[rank].waits]
     held = {wait.thread for wait, found in waits if found is not None and wait.kind is WaitKind.DEVICE}
     for wait, found in waits:
         if found is None and (wait.in_cpp or wait.thread in held):
-            continue  # it is not known to wait for that, or its GPU waits for another call, too
+            continue  # the wait is not certain, or its GPU waits for another call, too
         if found is None or _gives_up(wait, situation):
             yield None
         else:
@@ -97,7 +98,7 @@ def open_waits(rank: int, everybody: Mapping[int, Snapshot], situation: Situatio
 
 
 def _gives_up(wait: Waiting, situation: Situation) -> bool:
-    """Whether it may end by itself before the test does."""
+    """Return whether a wait may time out before the test does."""
     in_store = wait.kind in (WaitKind.STORE, WaitKind.GROUP)
     limit_s = TORCH_STORE_LIMIT_S if in_store else TORCH_GROUP_LIMIT_S
     return wait.until_s < min(situation.deadline_s, situation.began_s + limit_s)
@@ -116,10 +117,10 @@ def _open(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open |
 
 
 def _open_making(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
-    """A group is made when all its members make it."""
+    """Return whether a group is still incomplete: it is made when all its members make it."""
     try:
         members = read_ranks(wait.keys)
-    except ValueError:  # cut, or a broken rank's
+    except ValueError:  # cut, or written by a broken rank
         return None
     if any(member not in everybody for member in members):
         return None
@@ -131,12 +132,12 @@ def _open_making(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) ->
 
 
 def _is_same(making: Waiting, other: Waiting) -> bool:
-    """Whether two ranks make one group: they meet under its name, which is its number among those that each has made."""
+    """Return whether two ranks create the same group: members and name, its number on each rank, are equal."""
     return other.kind is WaitKind.GROUP and (other.keys, other.name) == (making.keys, making.name)
 
 
 def _made_instead(wait: Waiting, snapshot: Snapshot) -> str:
-    """The group that a rank has made, or makes, in place of one that another rank makes."""
+    """Name the group that a rank has made, or is making, instead of one that another rank is making."""
     same = snapshot.makings.get(wait.name)
     if wait.name and same is not None and same.ranks != wait.keys:
         line = f" at {same.where}" if same.where else ""
@@ -180,10 +181,10 @@ def _open_collective(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]
 
 
 def _open_uneven(rank: int, member: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
-    """The first call up to this one to which the two ranks have brought tensors of different sizes.
+    """Find the first call up to this one for which the two ranks passed tensors of different sizes.
 
-    Gloo takes no note of sizes: a part that is too short keeps its receiver waiting, one call later at the latest, and
-    what is left of one that is too long is taken for the next call.
+    Gloo ignores sizes. A part that is too short keeps its receiver waiting, at the latest in the next call. The
+    rest of a part that is too long is used for the next call.
     """
     assert wait.group is not None
     state = everybody[rank].groups.get(wait.group)
@@ -203,7 +204,7 @@ def _open_uneven(rank: int, member: int, wait: Waiting, everybody: Mapping[int, 
 
 
 def _line(call: IssuedCollective, rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> str:
-    """`` at a.py:5``, of a call whose rank does not wait there: the line is in no other part of the message."""
+    """Return `` at a.py:5`` for a call whose rank does not wait there: the line is in no other part of the message."""
     waits_there = any((each.group, each.seq) == (wait.group, wait.seq) for each in everybody[rank].waits)
     return f" at {call.where}" if call.where and not waits_there else ""
 
@@ -211,7 +212,7 @@ def _line(call: IssuedCollective, rank: int, wait: Waiting, everybody: Mapping[i
 def _first_missing(
     rank: int, wait: Waiting, everybody: Mapping[int, Snapshot], missing: Sequence[int]
 ) -> Waiting:
-    """The wait, but of several calls in the queue of a GPU for the first that others have not made."""
+    """Return the wait. Of several calls in the queue of a GPU, it is the first that others have not issued."""
     assert wait.group is not None
     seq = 1 + min(issued(everybody[member], wait.group) for member in missing)
     state = everybody[rank].groups.get(wait.group)
@@ -223,7 +224,7 @@ def _first_missing(
 
 
 def _open_queued(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
-    """Everybody has made the call; it is open if some GPU never comes to it, and told of the one that this GPU is at."""
+    """Return a wait for a call that all ranks have issued but some GPU never reaches."""
     assert wait.group is not None
     last = QueuedCall(rank, wait.group, wait.seq)
     never = never_begin(last, everybody)
@@ -250,7 +251,7 @@ def _open_queued(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) ->
 
 
 def _told_behind(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> str:
-    """``all_reduce #1 of group second before it``."""
+    """Describe the call before it in the queue: ``all_reduce #1 of group second before it``."""
     before = queued_behind(call, everybody)
     signature = before and called(everybody[before.rank], before.group, before.seq)
     if before is None or signature is None:
@@ -269,7 +270,7 @@ def _counts(wait: Waiting, rank: int, member: int) -> bool:
 def _open_p2p(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
     assert wait.group is not None
     if wait.kind is WaitKind.DEVICE and wait.direction is Direction.SEND:
-        return None  # there may be room for what it sends
+        return None  # there may be buffer space for its data
     peers = [m for m in wait.group[1] if m != rank] if wait.peer == ANY_SOURCE else [wait.peer]
     if any(peer not in everybody for peer in peers):
         return None
@@ -291,13 +292,13 @@ def _counted(snapshot: Snapshot, wait: Waiting, direction: Direction, peer: int)
 
 
 def _received(receiver: Snapshot, wait: Waiting, sender: int) -> int:
-    """How many receives could have taken what this rank sent; one from anybody may have."""
+    """Return the number of receives that may have accepted data of this rank, including those from any rank."""
     peers = (sender, ANY_SOURCE)
     return sum(_counted(receiver, wait, Direction.RECEIVE, peer).issued for peer in peers)
 
 
 def _sent_to_any(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> int:
-    """How many sends a receive from anybody could have taken: all that no other receive is known to have."""
+    """Return the number of sends that a receive from any rank may have accepted: all without another known receive."""
     others = _others(rank, everybody)
     sent = sum(_counted(everybody[other], wait, Direction.SEND, rank).issued for other in others)
     taken = sum(_counted(everybody[rank], wait, Direction.RECEIVE, other).done for other in others)
@@ -317,7 +318,7 @@ def _proof(found: Sequence[Open], situation: Situation) -> Deadlock:
 
 
 def _kind(found: Sequence[Open], over: Mapping[int, Snapshot]) -> DeadlockKind:
-    """What to call it all: what is wrong comes before what follows from it."""
+    """Return the kind of the deadlock: a fault takes precedence over its consequences."""
     kinds = {each.kind for each in found}
     for kind in (DeadlockKind.MISMATCH, DeadlockKind.ROOTS):
         if kind in kinds:
@@ -353,7 +354,7 @@ def _edge(each: Open, situation: Situation) -> Edge:
 
 
 def _reason(each: Open, situation: Situation) -> str:
-    """What those do for whom it waits, where they do not simply wait themselves."""
+    """Describe the state of the awaited ranks, unless they simply wait as well."""
     if each.other:
         return f"which has called {each.other}"
     over = [rank for rank in each.ranks if rank in situation.over]

@@ -1,4 +1,4 @@
-"""A proven deadlock, and its words: one line for the verdict, and what to do about it. Pure."""
+"""A proven deadlock and its texts: one line for the verdict, and advice. Pure."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ import msgspec
 from disttest.model import Edge, Frozen, HangCause, Seconds, Section, TestResult, WaitGraph, rank_names
 
 NAME = "deadlock"
-"""Of the plugin."""
+"""Name of the plugin."""
 
 
 class DeadlockKind(StrEnum):
-    """Why no rank of a deadlock can go on."""
+    """Why no rank of a deadlock can continue."""
 
     FINISHED = "finished"
-    """They wait for a rank that has finished the test, or is gone."""
+    """Ranks wait for a rank that has finished the test or ended."""
     MISMATCH = "mismatch"
-    """They have called different things at one number of a group."""
+    """Ranks have issued different calls at the same number of a group."""
     ROOTS = "roots"
-    """They have called the same, with different roots."""
+    """Ranks have issued the same call with different roots."""
     GROUPS = "groups"
-    """They wait in different groups for each other."""
+    """Ranks wait for each other in different groups."""
     CYCLE = "cycle"
-    """They wait for each other in calls of one group that do not meet."""
+    """Ranks wait for each other in calls of one group that do not meet."""
     POINT_TO_POINT = "point-to-point"
-    """They wait in sends and receives that do not match."""
+    """Ranks wait in sends and receives that do not match."""
     STORE = "store"
-    """They wait for keys that no rank is left to set."""
+    """Ranks wait for keys that no rank is left to set."""
     ALONE = "alone"
-    """They wait in a constructor that others have not called."""
+    """Ranks wait in a constructor that others have not called."""
 
 
 class Deadlock(Frozen):
-    """The proof that no rank can go on: every thread of every rank waits for something that only these ranks could end."""
+    """The proof that no rank can continue: every thread of every rank waits for one of these ranks."""
 
     kind: DeadlockKind
     edges: tuple[Edge, ...]
-    """In order of rank."""
+    """The waits, in order of rank."""
     finished: tuple[int, ...] = ()
-    """Ranks that have finished the test, or are gone."""
+    """Ranks that have finished the test or ended."""
     after_s: Seconds = 0.0
     """Seconds from the start of the test to the proof."""
     ended: bool = False
-    """Whether the test was ended for it; otherwise it went on to its time limit."""
+    """Whether the test was ended. Otherwise it continued to its time limit."""
 
 
 class _Rest(Frozen):
@@ -75,11 +75,11 @@ _ADVICE = {
 
 
 def cause_of(deadlock: Deadlock, *, is_expected: bool = False) -> HangCause:
-    """The finding of a deadlock: which rank waits in what for which others, where, and since when.
+    """Return the finding of a deadlock: for each rank its wait, the awaited ranks, the line and the time.
 
     Args:
         deadlock: the proof.
-        is_expected: the test wants it.
+        is_expected: whether the test expects it.
     """
     rest = _Rest(kind=deadlock.kind, after_s=deadlock.after_s, ended=deadlock.ended)
     return HangCause(
@@ -96,7 +96,7 @@ def cause_of(deadlock: Deadlock, *, is_expected: bool = False) -> HangCause:
 
 
 def proof_of(result: TestResult) -> Deadlock | None:
-    """The proof that the ranks of a test waited for each other; None if there is none."""
+    """Return the proof that the ranks of a test waited for each other; None if there is none."""
     section = result.sections.get(NAME)
     if section is None or section.waits is None:
         return None
@@ -111,7 +111,7 @@ def proof_of(result: TestResult) -> Deadlock | None:
 
 
 def move_proof(event: dict[str, Any]) -> None:
-    """Give an event of version 0.1, which had the proof beside the fields of the core, its present form."""
+    """Convert an event of version 0.1, which had the proof among the fields of the core."""
     result = event.get("result")
     if not isinstance(result, dict) or not isinstance(proof := result.pop(NAME, None), dict):
         return
@@ -123,7 +123,7 @@ def move_proof(event: dict[str, Any]) -> None:
 
 
 _ENDED = ("waited in a deadlock, ended", "was in the deadlock that the test expects")
-"""The messages of ranks that were ended in one."""
+"""Messages of ranks that were ended in a deadlock."""
 
 
 def _message(deadlock: Deadlock) -> str:
@@ -140,7 +140,7 @@ def _describe(edge: Edge) -> str:
 
 
 def _culprit(deadlock: Deadlock) -> int | None:
-    """The only rank that all wait for, if it has finished."""
+    """Return the only rank that all others wait for, if it has finished."""
     if deadlock.kind is not DeadlockKind.FINISHED:
         return None
     awaited = {rank for edge in deadlock.edges for rank in edge.ranks if rank in deadlock.finished}

@@ -1,8 +1,8 @@
-"""Calls in the queues of GPUs, and which of them never begin: each waits for another one, in a circle. Pure.
+"""Calls in the queues of GPUs, and those that never begin because they wait for each other in a circle. Pure.
 
-A rank's part of a collective begins when the one before it in its stream is over there, for which other ranks have to begin
-their parts of that one. So two groups that two ranks use in two orders wait for each other, though everybody has made all
-calls. What is not known (a call that is no longer on the board, a message) counts as over.
+A rank's part of a collective begins when the call before it in its stream is complete, which requires other ranks
+to begin their parts of that one. Two groups that two ranks use in opposite orders therefore wait for each other,
+although all ranks have issued all calls. Unknown calls (no longer on the board, or messages) count as complete.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from disttest.model import FROM_ROOT, TO_ROOT
 from disttest.plugins.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
 
 _WITH_ROOT_ALONE = frozenset({"scatter", "gather", "gather_into_tensor"})
-"""What ranks other than the root do with the root and nobody else."""
+"""Collectives in which ranks other than the root communicate only with the root."""
 _UNEVEN = frozenset({"alltoall", "alltoall_base"})
-"""What ranks that have nothing for each other do without each other."""
+"""Collectives in which ranks without data for each other do not communicate."""
 
 
 class QueuedCall(NamedTuple):
@@ -28,11 +28,11 @@ class QueuedCall(NamedTuple):
 
 
 def never_begin(last: QueuedCall, everybody: Mapping[int, Snapshot]) -> frozenset[QueuedCall]:
-    """Of a call in the queue of a GPU, and all that it has to wait for: the parts that cannot begin any more.
+    """Return the parts that can no longer begin, among a call in the queue of a GPU and all calls that it depends on.
 
     Args:
-        last: of a rank; whatever it says, all members have to begin theirs.
-        everybody: all ranks of the world, none of which will call anything more.
+        last: the call of a rank; all members must begin their parts.
+        everybody: all ranks of the world, none of which will issue another call.
     """
     needed: dict[QueuedCall, Sequence[QueuedCall]] = {}
     found = parts_of(last, everybody)
@@ -48,15 +48,15 @@ def never_begin(last: QueuedCall, everybody: Mapping[int, Snapshot]) -> frozense
 
 
 def _before(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> list[QueuedCall]:
-    """What has to begin before it does."""
+    """Return the parts that must begin before this one."""
     if issued(everybody[call.rank], call.group) < call.seq:
-        return [call]  # never
+        return [call]  # it never begins
     behind = queued_behind(call, everybody)
     return [] if behind is None else parts_of(behind, everybody)
 
 
 def queued_behind(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> QueuedCall | None:
-    """The one that has to be over on its rank before it begins."""
+    """Return the call that must be complete on its rank before this one begins."""
     signature = called(everybody[call.rank], call.group, call.seq)
     return QueuedCall(call.rank, *signature.behind) if signature and signature.behind else None
 
@@ -64,8 +64,8 @@ def queued_behind(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> Queued
 def current_call(
     last: QueuedCall, never: Collection[QueuedCall], everybody: Mapping[int, Snapshot]
 ) -> QueuedCall:
-    """The call that a GPU is at, on its way to one that never begins there."""
-    call, seen = last, {last}  # a broken rank may have written a circle
+    """Return the call that a GPU is executing on the way to one that never begins there."""
+    call, seen = last, {last}  # guards against a circle written by a broken rank
     while call in never and (before := queued_behind(call, everybody)) is not None and before not in seen:
         call = before
         seen.add(call)
@@ -73,7 +73,7 @@ def current_call(
 
 
 def parts_of(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> list[QueuedCall]:
-    """What has to begin so that a call can be over on its rank."""
+    """Return the parts that must begin so that a call can complete on its rank."""
     signature = called(everybody[call.rank], call.group, call.seq)
     members = call.group[1]
     if signature is None or signature.op in _UNEVEN or not everybody.keys() >= {call.rank, *members}:
@@ -86,29 +86,29 @@ def parts_of(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> list[Queued
 
 
 def needs(op: str, root: int | None, rank: int, member: int, *, in_queue: bool) -> bool:
-    """Whether a rank's part of a collective needs that of another member.
+    """Return whether a rank's part of a collective needs that of another member.
 
     Args:
-        op: what is called.
-        root: of it.
-        rank: whose part.
-        member: the other one.
-        in_queue: the part is one of a GPU.
+        op: the operation.
+        root: its root.
+        rank: the rank.
+        member: the other rank.
+        in_queue: whether the part is in the queue of a GPU.
     """
-    # A GPU lets senders go as soon as there is room for what they send.
+    # A GPU releases senders as soon as there is buffer space for their data.
     if in_queue and op in FROM_ROOT | TO_ROOT:
         return (member if op in FROM_ROOT else rank) == root
     return op not in _WITH_ROOT_ALONE or root in (rank, member)
 
 
 def issued(snapshot: Snapshot, group: GroupKey) -> int:
-    """How many collectives of a group a rank has called."""
+    """Return the number of collectives of a group that a rank has issued."""
     state = snapshot.groups.get(group)
     return state.issued if state else 0
 
 
 def called(snapshot: Snapshot, group: GroupKey, seq: int) -> IssuedCollective | None:
-    """What a rank has called at a number of a group, if it is still on its board."""
+    """Return the call of a rank at a number of a group, if it is still on its board."""
     state = snapshot.groups.get(group)
     signature = state.calls.get(seq) if state else None
     return signature if signature and signature.op else None

@@ -1,4 +1,4 @@
-"""What a rank's slot says, as frozen data; whatever a broken rank has written there is read as something, or as a gap."""
+"""The content of a rank's slot as frozen data. Corrupt content is read as something, or as a gap."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from disttest.plugins.deadlock.layout import Direction, WaitState
 
 KINDS = tuple(WaitKind)
 GroupKey = tuple[str, tuple[int, ...]]
-"""Name and ranks: two groups of one name that have other ranks are two groups."""
+"""Name and ranks: groups of the same name with different ranks are different groups."""
 ChannelKey = tuple[GroupKey, Direction, int, int]
 """Group, direction, peer, tag."""
 
 
 class Waiting(Frozen):
-    """A thread that waits, or that was last heard of when C++ issued a call in it."""
+    """A thread that waits, or whose last event was a call issued by C++."""
 
     thread: int
     kind: WaitKind
     in_cpp: bool
-    """It may have left C++ since: only its stack can tell."""
+    """Whether it may have left C++ since, which only its stack can show."""
     op: str
-    """Empty: it waits for no call."""
+    """The operation; empty if it waits for no call."""
     group: GroupKey | None
     where: str
     keys: str
-    """Of a store; of a group that is being made its ranks; of a call in the queue of a GPU where it was issued."""
+    """Keys of a store; ranks of a group under construction; place of the call in the queue of a GPU."""
     peer: int | None
     root: int | None
     tag: int
     seq: int
     since_s: float
-    """On the monotonic clock, as below."""
+    """Time on the monotonic clock, as below."""
     name: str
-    """Of a group that is being made."""
+    """Name of a group under construction."""
     until_s: float
-    """When it stops waiting by itself; a past moment if a process that is not a rank may end it."""
+    """Time at which it times out; a past time if a process other than a rank may end it."""
 
     @property
     def direction(self) -> Direction:
-        """Of a point-to-point call."""
+        """Direction of a point-to-point call."""
         return Direction.SEND if self.op.startswith("send") else Direction.RECEIVE
 
 
 class IssuedCollective(Frozen):
-    """What was called at a number of a group."""
+    """The call at a number of a group."""
 
     op: str
     root: int | None
     tensors: str
-    """The inputs: ``float32[4, 3]``; empty where there are none, or no space was left."""
+    """The inputs: ``float32[4, 3]``; empty if there are none, or no space was left."""
     where: str
     behind: tuple[GroupKey, int] | None = None
-    """Group and number of what has to be over first, of a call in the queue of a GPU."""
+    """Group and number of the call that must complete first, for a call in the queue of a GPU."""
 
 
 class GroupState(Frozen):
@@ -71,46 +71,46 @@ class GroupState(Frozen):
 
 
 class Counts(Frozen):
-    """Of the point-to-point calls of one channel."""
+    """Counts of the point-to-point calls of one channel."""
 
     issued: int
     done: int
-    """So many at least are known to be done."""
+    """Lower bound of the calls that are complete."""
     tensors: str = ""
-    """Of the last call; empty where no space was left."""
+    """Tensors of the last call; empty if no space was left."""
     where: str = ""
-    """Of the last call."""
+    """Place of the last call."""
 
 
 class Making(Frozen):
-    """A group that a rank has begun to make."""
+    """A group whose creation a rank has begun."""
 
     ranks: str
-    """Its members, as ``layout.write_ranks`` writes them."""
+    """Its members, in the format of ``layout.write_ranks``."""
     where: str
 
 
 class Snapshot(Frozen):
-    """A rank, at one moment."""
+    """A rank at one moment."""
 
     is_observed: bool = False
     has_gap: bool = False
-    """Something is missing here."""
+    """Whether data is missing here."""
     expects: bool = False
-    """The test expects a deadlock now."""
+    """Whether the test expects a deadlock now."""
     expectation: str = ""
-    """A regular expression for its finding."""
+    """Regular expression for its finding."""
     rank: int = -1
-    """In the default group; -1 before it has one."""
+    """Rank in the default group; -1 before it has one."""
     waits: tuple[Waiting, ...] = ()
     makings: dict[str, Making] = msgspec.field(default_factory=dict)
-    """The last groups that it has begun to make, by name."""
+    """The last groups whose creation has begun, by name."""
     groups: dict[GroupKey, GroupState] = msgspec.field(default_factory=dict)
     channels: dict[ChannelKey, Counts] = msgspec.field(default_factory=dict)
 
 
 def read_slot(slot: bytes) -> Snapshot:
-    """Read a slot of :data:`layout.SLOT` bytes; one that makes no sense has a gap."""
+    """Read a slot of :data:`layout.SLOT` bytes; an invalid one has a gap."""
     try:
         return _Reader(slot).snapshot()
     except (ValueError, struct.error, IndexError):
@@ -118,11 +118,11 @@ def read_slot(slot: bytes) -> Snapshot:
 
 
 def groups_in_the_making(slot: bytes) -> list[tuple[str, int]]:
-    """The groups that a rank is making now; none where its slot makes no sense.
+    """Return the groups that a rank is creating now; none if its slot is invalid.
 
     Returns:
-        Of each its members, as ``layout.write_ranks`` writes them, and which group of those members it is in this test,
-        from 1.
+        For each its members, in the format of ``layout.write_ranks``, and its number among the groups of those
+            members in this test, from 1.
     """
     try:
         waits = filter(None, map(_Reader(slot).waiting, layout.WAITS.places()))
@@ -160,7 +160,7 @@ class _Reader:
         return "".join(c if c.isprintable() else "?" for c in text.decode("utf-8", "replace"))
 
     def _name_groups(self) -> None:
-        """First of all: calls name groups, too."""
+        """Read the names of groups first, because rows of calls refer to them."""
         for place in layout.GROUPS.places():
             name, _, ranks, _ = layout.GROUP.unpack_from(self._slot, place)
             if name:

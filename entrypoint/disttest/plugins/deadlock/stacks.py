@@ -1,4 +1,4 @@
-"""Whether stacks confirm what a board says: every thread of Python is in a wait that it has announced. Pure."""
+"""Confirmation by stacks: every Python thread must be in a wait that the board shows. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HEADER = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "([^"]+)", line \d+ in (\S+)', re.MULTILINE)
 _IN_WAITS = re.compile(r"/(torch|disttest/observe)/")
 _ANSWERS = {"_answer": "/disttest/runtime/rank/flight.py", "_event_listener": "/common_distributed.py"}
-"""Threads that wait for questions about their rank, ours and those of torch's test classes: function -> file."""
+"""Threads of disttest and torch that only wait for questions about their rank: function, mapped to its file."""
 _AT_REST = re.compile(r"/disttest/runtime/")
 
 ENTRIES = frozenset(
@@ -29,7 +29,7 @@ ENTRIES = frozenset(
         "_pre_forward",
     }
 )
-"""Functions of torch that wait in C++ for calls which they have issued there."""
+"""Functions of torch that wait in C++ for calls that they have issued there."""
 
 
 class DumpedThread(NamedTuple):
@@ -37,21 +37,21 @@ class DumpedThread(NamedTuple):
 
     ident: int
     frames: list[tuple[str, str]]
-    """File and function, the innermost first."""
+    """File and function, innermost first."""
 
     @property
     def innermost(self) -> tuple[str, str]:
-        """Where it is; empty without a frame of Python."""
+        """The innermost frame; empty without a Python frame."""
         return self.frames[0] if self.frames else ("", "")
 
     @property
     def answers(self) -> bool:
-        """Whether it does nothing but answer questions."""
+        """Whether it only answers questions."""
         return any(file.endswith(_ANSWERS.get(function, "\n")) for file, function in self.frames)
 
 
 def read_threads(stacks: str) -> list[DumpedThread]:
-    """The threads of a dump by faulthandler."""
+    """Parse the threads of a dump by faulthandler."""
     threads = []
     for part in stacks.split("\n\n"):
         header = _HEADER.match(part)
@@ -61,11 +61,11 @@ def read_threads(stacks: str) -> list[DumpedThread]:
 
 
 def confirm_waits(stacks: str, waits: Mapping[int, bool]) -> bool:
-    """Whether all threads of a rank that is at its test are accounted for.
+    """Return whether the board accounts for all threads of a rank in its test.
 
     Args:
-        stacks: as faulthandler tells them, whole.
-        waits: thread -> whether it was last heard of when C++ issued a call there.
+        stacks: complete output of faulthandler.
+        waits: thread, mapped to whether its last event was a call issued by C++.
     """
     threads = read_threads(stacks)
     known = {thread.ident for thread in threads}
@@ -82,6 +82,6 @@ def _is_confirmed(thread: DumpedThread, waits: Mapping[int, bool]) -> bool:
 
 
 def confirm_rest(stacks: str) -> bool:
-    """Whether a rank that has finished the test does nothing but wait for the next one."""
+    """Return whether a rank that has finished the test only waits for the next one."""
     threads = read_threads(stacks)
     return bool(threads) and all(thread.answers or _AT_REST.search(thread.innermost[0]) for thread in threads)

@@ -1,4 +1,4 @@
-"""What waits are called: in the words of those who wrote the calls."""
+"""Names of waits, in terms of the calls in the test's code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from disttest.plugins.deadlock.snapshot import GroupKey, GroupState, Waiting
 
 
 def group_name(group: GroupKey, state: GroupState | None) -> str:
-    """``default``, what its maker has called it, or its number and ranks."""
+    """Return ``default``, the description given by the creator, or number and ranks of the group."""
     name, ranks = group
     return group_title(name, state.description if state else "", ranks)
 
 
 def wait_name(wait: Waiting, group: str) -> str:
-    """``all_reduce #3 of group default``, ``recv #1 from rank 0``, ``key 'ready' of a store``."""
+    """Name a wait: ``all_reduce #3 of group default``, ``recv #1 from rank 0``, ``key 'ready' of a store``."""
     if wait.kind is WaitKind.DEVICE:
         issued = f" since {wait.keys}" if wait.keys not in ("", wait.where) else ""
         return f"{_call(wait, group)} (in the queue of its GPU{issued})"
@@ -28,7 +28,7 @@ def wait_name(wait: Waiting, group: str) -> str:
 
 
 def making_name(ranks: str, name: str) -> str:
-    """``new_group(0-1) as group #2``."""
+    """Name a group under construction: ``new_group(0-1) as group #2``."""
     return f"new_group({ranks}) as group #{name}" if name.isdecimal() else f"new_group({ranks})"
 
 

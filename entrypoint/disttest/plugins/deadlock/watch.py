@@ -1,7 +1,7 @@
-"""Looks at the waits of the ranks of a running test, and finds a deadlock as soon as it can be proven.
+"""The watch over the waits of a running test's ranks: it finds a deadlock as soon as it can be proven.
 
-The board costs a comparison of memory five times a second. Only when nothing has moved for a second, and the board says
-that no rank can go on, are processes looked at, and last of all the ranks asked for their stacks.
+The board costs a memory comparison five times a second. Only if nothing has changed for a second, and the board
+shows that no rank can continue, are processes examined, and finally the ranks asked for their stacks.
 """
 
 from __future__ import annotations
@@ -36,36 +36,37 @@ from disttest.runtime.world.evidence import EvidenceSource, tell_stacks
 from disttest.runtime.world.rank_watch import RankWatch
 
 _STILL = 5
-"""Looks in a row that have found nothing changed."""
+"""Number of consecutive observations without a change before a proof is attempted."""
 _TRICKLE = 4
-"""Hundredths of a second of a processor that a rank may spend meanwhile: the thread of each of gloo's groups looks a
-hundred times a second whether a message has come. What computes spends ten times as much."""
+"""CPU time in hundredths of a second that a waiting rank may use meanwhile: the thread of each of gloo's groups polls
+a hundred times a second for a message. A computing rank uses ten times as much.
+"""
 _ALARMS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
-"""A rank that handles one of them may be about to be woken."""
+"""Signals that may wake a rank soon, if it handles one of them."""
 
 
 class WaitBoard(Board):
-    """The board of a world on which ranks write what they wait in: a slot for each of them.
+    """The board of a world, on which ranks write their waits: one slot for each of them.
 
     Args:
-        ranks: how many write to it.
+        ranks: number of ranks.
     """
 
     def __init__(self, ranks: int) -> None:
         super().__init__("disttest-waits", ranks * SLOT)
 
     def slot(self, place: int) -> bytes:
-        """Return what a rank has written so far."""
+        """Return the current slot of a rank."""
         return self._memory[place * SLOT : (place + 1) * SLOT]
 
 
 class DeadlockWatch(RankWatch):
-    """Looks at the ranks of one supervisor.
+    """The watch over the ranks of one supervisor.
 
     Args:
-        board: of these ranks; the first of them has the first slot.
-        sources: how each rank is asked for its stacks.
-        ends: whether a test ends for its deadlock; one that expects it does in any case.
+        board: the board of these ranks; the first rank has the first slot.
+        sources: returns how to ask each rank for its stacks.
+        ends: whether a deadlock ends its test; one that is expected does in any case.
     """
 
     def __init__(
@@ -78,18 +79,18 @@ class DeadlockWatch(RankWatch):
         self.begin()
 
     def begin(self) -> None:
-        """A test begins, or its ranks are waited for; they have begun to write by themselves."""
+        """Reset for a new test, or when its ranks are awaited. The ranks reset their slots themselves."""
         self._next_s = monotonic() + TICK_S
         self._slots: Sequence[bytes] = ()
         self._on_gpu: frozenset[int] | None = None
-        """None: not read since the slots have changed."""
+        """None if not read since the slots have changed."""
         self._ticks: deque[Mapping[int, int]] = deque(maxlen=_STILL)
-        """By rank, at each of the last looks that have found the slots as they are."""
+        """CPU time by rank, at each of the last observations without a change."""
         self._ask_after_s = 0.0
         self._pause_s = FIRST_PAUSE_S
 
     def look(self, attempt: Attempt) -> HangCause | None:
-        """Look, if it is time; return the deadlock that is proven."""
+        """Observe the ranks if it is time; return a proven deadlock."""
         now_s = monotonic()
         if now_s < self._next_s:
             return None
@@ -101,7 +102,7 @@ class DeadlockWatch(RankWatch):
         return None
 
     def explain_abort(self, attempt: Attempt, rank: int, words: str) -> tuple[str, tuple[int, ...]]:
-        """Compare the calls of all ranks, if gloo has aborted one for the size of a tensor; name one that differs."""
+        """Compare the calls of all ranks if gloo has aborted one for the size of a tensor; name one that differs."""
         if words and not SIZES.search(words):
             return "", ()
         snapshots = {progress.rank: read_slot(self._slot(attempt, progress)) for progress in attempt.ranks}
@@ -109,16 +110,16 @@ class DeadlockWatch(RankWatch):
             return (
                 "",
                 (),
-            )  # a crash has many reasons; gloo crashes inside a call if it gets more than it has room for
+            )  # a crash has many reasons; gloo crashes inside a call if it receives more data than fits
         odd = find_odd_rank(snapshots, rank)
         return describe_differing_calls(snapshots, rank), () if odd is None else (odd,)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._board.close()
 
     def _is_still(self, attempt: Attempt) -> bool:
-        """Whether nothing has moved for some looks."""
+        """Return whether nothing has changed for several observations."""
         slots = [self._slot(attempt, progress) for progress in attempt.ranks]
         if slots != self._slots:
             self._slots, self._pause_s, self._ask_after_s = slots, FIRST_PAUSE_S, 0.0
@@ -128,7 +129,7 @@ class DeadlockWatch(RankWatch):
         on_gpu = self._ranks_on_gpu(attempt)
         try:
             self._ticks.append({p.rank: cpu_ticks(p.pid) for p in attempt.living() if p.rank not in on_gpu})
-        except ProcessLookupError:  # its end is about to be noticed
+        except ProcessLookupError:  # its end will be noticed next
             return False
         first, last = self._ticks[0], self._ticks[-1]
         if first.keys() != last.keys():
@@ -137,7 +138,7 @@ class DeadlockWatch(RankWatch):
         return len(self._ticks) == _STILL and all(last[rank] - first[rank] <= _TRICKLE for rank in last)
 
     def _ranks_on_gpu(self, attempt: Attempt) -> frozenset[int]:
-        """Ranks that may ask their GPU again and again whether it has come to an end; slots that change are not read."""
+        """Return ranks that may poll their GPU actively. Slots that change are not read."""
         if self._on_gpu is None:
             self._on_gpu = frozenset(
                 progress.rank
@@ -179,7 +180,7 @@ class DeadlockWatch(RankWatch):
         )
 
     def _are_alone(self, attempt: Attempt, situation: Situation) -> bool:
-        """Whether no alarm, no thread with work to do, and no other process could wake a rank."""
+        """Return whether no alarm, active thread or other process could wake a rank."""
         present = _present(attempt, situation)
         if any(catches(each.pid, number) for each in present for number in _ALARMS):
             return False
@@ -190,7 +191,7 @@ class DeadlockWatch(RankWatch):
         return not any(is_alive(pid) for pid in descendants() - ours)
 
     def _is_confirmed(self, attempt: Attempt, situation: Situation) -> bool:
-        """Whether the stacks show that everybody is where the board says."""
+        """Return whether the stacks confirm the waits on the board."""
         present = _present(attempt, situation)
         sources = self._sources()
         told = tell_stacks([sources[progress.rank] for progress in present], limit_s=STACKS_S)
@@ -206,7 +207,7 @@ class DeadlockWatch(RankWatch):
 
 
 def _skips(attempt: Attempt) -> Iterator[tuple[int, str]]:
-    """Each rank that skipped the test, and why."""
+    """Yield each rank that skipped the test, with the reason."""
     for progress in attempt.ranks:
         reasons = [report.message for report in progress.reports if report.outcome is Outcome.SKIPPED]
         if progress.is_over and reasons and not all(report.partial for report in progress.reports):
@@ -214,7 +215,7 @@ def _skips(attempt: Attempt) -> Iterator[tuple[int, str]]:
 
 
 def waits_for_gpu(snapshot: Snapshot) -> bool:
-    """Whether a thread waits for a GPU: no time of the processor tells whether it goes on, and its stack does."""
+    """Return whether a thread waits for a GPU. Its CPU time does not show whether it continues, but its stack does."""
     return any(wait.kind is WaitKind.DEVICE and wait.op for wait in snapshot.waits)
 
 
@@ -227,9 +228,9 @@ def _threads(snapshot: Snapshot) -> dict[int, bool]:
 
 
 def is_expected(deadlock: Deadlock, ranks: Mapping[int, Snapshot]) -> bool:
-    """Whether all ranks that are at the test say that they expect it, in words that its finding matches."""
+    """Return whether all ranks in the test expect this deadlock, with a pattern that its finding matches."""
     message = cause_of(deadlock).message
     try:
         return all(each.expects and re.search(each.expectation, message) for each in ranks.values())
-    except re.error:  # a broken rank has written it
+    except re.error:  # written by a broken rank
         return False

@@ -1,6 +1,7 @@
-"""A rank that VS Code debugs (or another client of the Debug Adapter Protocol): it waits for it, and time stands still.
+"""A rank under VS Code, or another client of the Debug Adapter Protocol: it waits for the client, and limits are
+suspended.
 
-debugpy listens inside the rank: a process of its own would be one more that is left over.
+debugpy listens inside the rank: a separate process would be one more leftover.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from disttest.plugins.debuggers.option_rows import DEBUGPY
 
 LOOPBACK = "127.0.0.1"
 StopWhereRaised = Callable[[BaseException], None]
-"""Has a debugger stop where a test has failed, by what it raised."""
+"""Function that stops a debugger at the place where a failed test raised an exception."""
 
 
 def check_debugger(port: int) -> None:
-    """See that a debugger could connect.
+    """Check that a debugger could connect.
 
     Raises:
         UsageError: debugpy is not installed, or the port is in use.
@@ -44,11 +45,11 @@ def check_debugger(port: int) -> None:
 
 
 def await_debugger(settings: WorldSettings, hold: Callable[[bool], None]) -> StopWhereRaised:
-    """Wait until a debugger has connected to this rank and has set its breakpoints; return what shows it what was raised.
+    """Wait until a debugger has connected and set its breakpoints; return the function that shows it an exception.
 
     Args:
-        settings: of the run.
-        hold: told whether the world is to stand still: as long as a debugger is connected.
+        settings: options of the run.
+        hold: called with whether the limits of the world are suspended, which they are while a debugger is connected.
 
     Raises:
         UsageError: the port is in use (debugpy would wait for ever).
@@ -67,7 +68,8 @@ def await_debugger(settings: WorldSettings, hold: Callable[[bool], None]) -> Sto
 
 
 def _follow(debugpy: Any, hold: Callable[[bool], None]) -> None:
-    """Have the world stand still while a debugger is connected; one that has left may come back."""
+    """Suspend the limits of the world while a debugger is connected. One that has left may return."""
+    # The attributes by which debugpy recognises its own threads.
     threading.current_thread().pydev_do_not_trace = True  # type: ignore[attr-defined]
     threading.current_thread().is_pydev_daemon_thread = True  # type: ignore[attr-defined]
     while True:
@@ -76,12 +78,12 @@ def _follow(debugpy: Any, hold: Callable[[bool], None]) -> None:
 
 
 class StopsWhereATestFails:
-    """The pytest plugin that has the debugger stop where a test fails, if it is to stop at uncaught exceptions."""
+    """The pytest plugin that stops the debugger at a failure, if it stops at uncaught exceptions."""
 
     def __init__(self, stop: StopWhereRaised) -> None:
         self._stop = stop
 
     def pytest_exception_interact(self, call: pytest.CallInfo[None]) -> None:
-        """pytest has caught the exception, so that debugpy could not know that nobody else did."""
+        """Pass the exception on. pytest has caught it, so debugpy does not see it as uncaught."""
         if call.excinfo is not None:
             self._stop(call.excinfo.value)

@@ -1,6 +1,6 @@
-"""A debugger in one rank: it gets the terminal, while time stands still for its world.
+"""A debugger in one rank, which gets the terminal while the limits of its world are suspended.
 
-Ranks open the terminal by its name, whichever process they were forked from, so that none has to hand it down.
+Ranks open the terminal by its name, so no parent process must pass it down.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _STREAMS = (0, 1, 2)
 
 
 def debug_process(spec: RankSpec, config: pytest.Config) -> None:
-    """Debug this process where its test fails and at ``breakpoint()``, which otherwise names the option for that.
+    """Debug this process at its test's failure and at ``breakpoint()``, which otherwise names the option.
 
     Args:
-        spec: of the process. The main process of a class is no rank: it is debugged only if any process that fails is.
-        config: pytest's.
+        spec: description of the process. The main process of a class is not a rank: it is debugged only with ``--pdb``.
+        config: pytest's configuration.
     """
-    if config.pluginmanager.hasplugin("pdbinvoke"):  # pytest's own would ask a log
+    if config.pluginmanager.hasplugin("pdbinvoke"):  # pytest's own debugger would read from a log
         config.pluginmanager.unregister(name="pdbinvoke")
     rank = MAIN_RANK if spec.kind is WorldKind.MAIN else spec.rank
     hold = PhaseCell(spec.phases, spec.place).hold if spec.settings.is_debugged else _hold_nothing
@@ -56,21 +56,21 @@ def debug_process(spec: RankSpec, config: pytest.Config) -> None:
 
 
 def _hold_nothing(_on: bool) -> None:
-    """Nothing is debugged."""
+    """Do nothing: no debugger is used."""
 
 
 def awaits_debugger(settings: WorldSettings, rank: int) -> bool:
-    """Whether a rank waits for a debugger to connect."""
+    """Return whether a rank waits for a debugger to connect."""
     return DEBUGPY.of(settings) is not None and rank == (DEBUG_RANK.of(settings) or 0)
 
 
 def debug_at_breakpoints(spec: RankSpec, rank: int, hold: Callable[[bool], None]) -> RankDebugger | None:
-    """Stop at ``breakpoint()`` if this rank may be debugged. Otherwise it has no effect, or names the option for that.
+    """Stop at ``breakpoint()`` if this rank may be debugged. Otherwise it has no effect, or names the option.
 
     Args:
-        spec: of this process, or of the one that has started it.
-        rank: this one.
-        hold: called with whether the limits of the world stand still.
+        spec: description of this process, or of the one that has started it.
+        rank: number of this rank.
+        hold: called with whether the limits of the world are suspended.
     """
     terminal = spec.settled.get("debuggers", {}).get("terminal", "")
     may_debug = terminal and DEBUG_RANK.of(spec.settings) in (None, rank)
@@ -84,7 +84,7 @@ def debug_at_breakpoints(spec: RankSpec, rank: int, hold: Callable[[bool], None]
 
 
 def _pass_by(*_arguments: Any, **_named: Any) -> None:
-    """Another rank is debugged."""
+    """Do nothing: another rank is debugged."""
 
 
 def _refuse(*_arguments: Any, **_named: Any) -> NoReturn:
@@ -95,7 +95,7 @@ def _refuse(*_arguments: Any, **_named: Any) -> NoReturn:
 
 
 class Terminal:
-    """The terminal of the user, which one rank has at a time."""
+    """The user's terminal, which one rank holds at a time."""
 
     def __init__(self, device: str, hold: Callable[[bool], None]) -> None:
         self._device = device
@@ -105,11 +105,11 @@ class Terminal:
         self._stdin: Any = None
 
     def wait(self, on: bool) -> None:
-        """The world is to stand still from now on (or not), whoever has the terminal."""
+        """Suspend or resume the limits of the world, whichever rank holds the terminal."""
         self._hold(on)
 
     def take(self) -> None:
-        """Read from the terminal and write to it, as soon as no other rank does."""
+        """Read from and write to the terminal, as soon as no other rank does."""
         if self._fd is not None:
             return
         self._hold(True)
@@ -119,10 +119,11 @@ class Terminal:
         self._logs = tuple(os.dup(fd) for fd in _STREAMS)
         for fd in _STREAMS:
             os.dup2(self._fd, fd)
-        self._stdin, sys.stdin = sys.stdin, open(0, closefd=False)  # noqa: SIM115 - lives as long as the prompt
+        # open as long as the prompt
+        self._stdin, sys.stdin = sys.stdin, open(0, closefd=False)  # noqa: SIM115
 
     def release(self) -> None:
-        """Read and write as before; the world goes on."""
+        """Restore the streams and resume the limits."""
         if self._fd is None:
             self._hold(False)
             return
@@ -137,10 +138,10 @@ class Terminal:
 
 
 class _Debugger(pdb.Pdb):
-    """Takes the terminal when it stops, and keeps it until the test is to run on."""
+    """A pdb that takes the terminal when it stops, and keeps it until the test continues."""
 
     def __init__(self, terminal: Terminal, name: str) -> None:
-        super().__init__(nosigint=True)  # a handler that it sets would be the test's leak
+        super().__init__(nosigint=True)  # its signal handler would count as a leak of the test
         self.prompt = f"({name}) "
         self._terminal = terminal
 
@@ -158,15 +159,15 @@ class _Debugger(pdb.Pdb):
 
 
 class RankDebugger:
-    """Debugs one rank at the terminal: at ``breakpoint()``, and where its test has failed."""
+    """The debugger of one rank at the terminal: at ``breakpoint()``, and where its test has failed."""
 
     def __init__(self, terminal: Terminal, rank: int) -> None:
         self.terminal = terminal
         self._name = rank_name(rank)
 
     def stop_here(self, *_arguments: Any, **_named: Any) -> None:
-        """What ``breakpoint()`` does: stop in the line that follows."""
-        _Debugger(self.terminal, self._name).set_trace(sys._getframe(1))  # noqa: SLF001
+        """Stop in the next line; installed as ``breakpoint()``."""
+        _Debugger(self.terminal, self._name).set_trace(sys._getframe(1))  # noqa: SLF001 - as bdb itself does
 
     def look_at(
         self,
@@ -175,13 +176,13 @@ class RankDebugger:
         tell: Callable[[TerminalWriter], None],
         config: pytest.Config,
     ) -> None:
-        """The test has failed in this rank: look at where.
+        """Inspect a failure of the test in this rank.
 
         Args:
-            what: has failed.
-            traceback: of what was raised.
-            tell: writes what was raised.
-            config: pytest's.
+            what: name of the failed test.
+            traceback: traceback of the exception.
+            tell: writes the exception.
+            config: pytest's configuration.
         """
         self.terminal.take()
         try:
@@ -205,7 +206,8 @@ class _Debugging:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        """A phase is over, and stepping through it; a failure stops the world before it is told, since that ends it."""
+        """End stepping after a phase."""
+        # A failure suspends the limits before it is reported, because the report ends the world.
         self._debugger.terminal.release()
         report = yield
         self._debugger.terminal.wait(_is_own(call) and check_interactive_exception(call, report))
@@ -214,12 +216,12 @@ class _Debugging:
     def pytest_exception_interact(
         self, call: pytest.CallInfo[None], report: pytest.TestReport, node: pytest.Item
     ) -> None:
-        """The test has failed in this rank."""
+        """Inspect a failure of the test in this rank."""
         if _is_own(call):
             assert call.excinfo is not None
             self._debugger.look_at(report.nodeid, call.excinfo.tb, report.toterminal, node.config)
 
 
 def _is_own(call: pytest.CallInfo[None]) -> bool:
-    """Whether it was raised in this process; what its ranks have raised was looked at there."""
+    """Return whether this process raised the exception. Exceptions of its ranks were inspected there."""
     return call.excinfo is None or not call.excinfo.errisinstance(RanksFailed)

@@ -1,4 +1,4 @@
-"""The hooks by which users debug ranks."""
+"""Hooks for debugging ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--debug-rank`` and ``--debugpy``."""
+    """Return ``--debug-rank`` and ``--debugpy``."""
     return OPTIONS
 
 
@@ -34,21 +34,21 @@ def disttest_prepare_run(request: RunRequest) -> None:
 
 @hookimpl
 def disttest_needs_terminal(request: RunRequest) -> bool | None:
-    """For a debugger in a rank."""
+    """Reserve the terminal for a debugger in a rank."""
     options = request.options
     return (DEBUG_RANK.of(options) is not None and DEBUGPY.of(options) is None) or None
 
 
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the part in ranks."""
+    """Import the part of ranks."""
     del config
     from disttest.plugins.debuggers import debugging  # noqa: F401
 
 
 @hookimpl
 def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
-    """Limits have no effect while a debugger shows a rank."""
+    """Suspend limits while a debugger shows a rank."""
     from disttest.plugins.debuggers.in_controller import holds_ranks
 
     return {"is_debugged": True} if holds_ranks(config, options) else {}
@@ -56,7 +56,7 @@ def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[
 
 @hookimpl
 def disttest_settle(config: pytest.Config, options: RunOptions) -> dict[str, str] | None:
-    """The terminal on which ranks are debugged."""
+    """Return the terminal on which ranks are debugged."""
     from disttest.plugins.debuggers.in_controller import terminal_of
 
     terminal = terminal_of(config, options)
@@ -75,7 +75,7 @@ def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
 def disttest_started_rank(
     rank: int, spec: RankSpec, config: pytest.Config, hold: Callable[[bool], None] | None
 ) -> Any:
-    """Debug this rank where its test fails."""
+    """Debug this rank at its test's failure."""
     from disttest.plugins.debuggers.started_rank import debug_started_rank
 
     return None if hold is None else debug_started_rank(rank, spec, config, hold)

@@ -1,4 +1,4 @@
-"""Whether ranks are debugged in this run, and where."""
+"""Whether ranks are debugged in this run, and on which terminal or port."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from disttest.plugins.debuggers.option_rows import DEBUG_RANK, DEBUGPY
 
 
 def holds_ranks(config: pytest.Config, options: RunOptions) -> bool:
-    """Whether ranks are debugged.
+    """Return whether ranks are debugged.
 
     Args:
-        config: pytest's.
-        options: of the run.
+        config: pytest's configuration.
+        options: options of the run.
 
     Raises:
-        UsageError: ranks cannot be debugged as the user wants: there is no terminal, no debugpy, or the port is in use.
+        UsageError: ranks cannot be debugged as requested: there is no terminal, no debugpy, or the port is in use.
     """
     port = DEBUGPY.of(options)
     if port is None:
@@ -34,25 +34,25 @@ def holds_ranks(config: pytest.Config, options: RunOptions) -> bool:
 
 
 class _Announcement:
-    """A plugin of pytest that prints where to connect: with ``-q``, too, which has no header."""
+    """A plugin of pytest that prints where to connect, also with ``-q``, which has no header."""
 
     def __init__(self, place: str) -> None:
         self._place = place
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        """The line."""
+        """Return the line."""
         return [f"disttest: {self._place}"]
 
 
 def terminal_of(config: pytest.Config, options: RunOptions) -> str:
-    """The device of the terminal on which ranks are debugged; empty if none is.
+    """Return the device of the terminal on which ranks are debugged; empty if none is.
 
     Args:
-        config: pytest's.
-        options: of the run.
+        config: pytest's configuration.
+        options: options of the run.
 
     Raises:
-        UsageError: there is none, and the user has named a rank.
+        UsageError: there is no terminal, and the user named a rank.
     """
     is_named = DEBUG_RANK.of(options) is not None
     if DEBUGPY.of(options) is not None or not (is_named or config.getoption("usepdb", default=False)):
@@ -66,7 +66,7 @@ def terminal_of(config: pytest.Config, options: RunOptions) -> str:
 
 
 def _stdin(config: pytest.Config) -> int:
-    """Descriptor of the standard input. While pytest captures, it keeps that elsewhere."""
+    """Return the descriptor of the standard input, which pytest moves while it captures."""
     capture = config.pluginmanager.getplugin("capturemanager")
     source = getattr(getattr(capture, "_global_capturing", None), "in_", None)
     return getattr(source, "targetfd_save", 0)

@@ -1,4 +1,4 @@
-"""``--debug-rank`` and ``--debugpy``."""
+"""The options ``--debug-rank`` and ``--debugpy``."""
 
 from __future__ import annotations
 

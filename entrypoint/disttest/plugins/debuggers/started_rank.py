@@ -1,4 +1,4 @@
-"""A debugger in a rank that a class has started, in which no pytest runs: it gets the exception of the test."""
+"""A debugger in a rank that a class has started. No pytest runs there; the debugger receives the test's exception."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from disttest.runtime.rank.rank_test import PostMortem, Report
 def debug_started_rank(
     rank: int, spec: RankSpec, config: pytest.Config, hold: Callable[[bool], None]
 ) -> PostMortem | None:
-    """Debug this rank at ``breakpoint()``; the returned function debugs it where its test has failed.
+    """Debug this rank at ``breakpoint()``; return the function that debugs it at a failure.
 
     Args:
-        rank: this one.
-        spec: of the process that has started it.
-        config: pytest's.
-        hold: called with whether the limits of the world stand still.
+        rank: number of this rank.
+        spec: description of the process that has started it.
+        config: pytest's configuration.
+        hold: called with whether the limits of the world are suspended.
     """
     debugger = debug_at_breakpoints(spec, rank, hold)
     if awaits_debugger(spec.settings, rank):

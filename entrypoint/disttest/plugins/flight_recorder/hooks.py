@@ -1,4 +1,4 @@
-"""The hooks of the flight recorder."""
+"""Hooks of the flight recorder."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the reader: where it is used, the main thread may hang in an import."""
+    """Import the reader now: when it is used, the main thread may hang in an import."""
     del config
     from disttest.plugins.flight_recorder import recorder  # noqa: F401
 
 
 @hookimpl
 def disttest_rank_environment() -> Mapping[str, str]:
-    """Have torch record."""
+    """Enable torch's flight recorder."""
     return {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_CPP_STACK": "0"}
 
 
 @hookimpl
 def disttest_calls_of_rank(rank: int, since_s: float, folder: Path) -> Sequence[Collective] | None:
-    """Read the record of torch; write the whole of it for torch's own analyser."""
+    """Read torch's record, and write all of it for torch's own analyser."""
     from disttest.plugins.flight_recorder.recorder import recorded_calls
 
     return recorded_calls(rank, since_s, folder)

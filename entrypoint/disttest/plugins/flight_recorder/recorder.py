@@ -1,4 +1,4 @@
-"""Reads torch's flight recorder in the rank itself: gloo has no watchdog that would write it out."""
+"""Reading of torch's flight recorder in the rank itself: gloo has no watchdog that would write it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from disttest.outgoing import outgoing
 from disttest.own_frames import HARNESS_PLACES
 
 KEPT = 100
-"""The last so many collectives of a test are told; the raw dump has them all."""
+"""Number of a test's last collectives that are reported. The raw dump has all of them."""
 
 _INTERNAL = (
     "/torch/",
@@ -41,16 +41,16 @@ _DTYPES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
-"""The recorder has the names of C++; whoever reads a report knows them from torch."""
+"""The recorder uses names of C++; reports use torch's names in Python."""
 
 
 def recorded_calls(rank: int, since_s: float, folder: Path) -> tuple[Collective, ...] | None:
-    """Write the dump for torch's own analyser (see :func:`dump_path`), and return our reading of it.
+    """Write the dump for torch's own analyser (see :func:`dump_path`); return the parsed calls.
 
     Args:
-        rank: this one.
+        rank: number of this rank.
         since_s: start of the test, in seconds since the epoch.
-        folder: with the logs of the test.
+        folder: folder with the logs of the test.
     """
     records = list(_dumps())
     if not records:
@@ -58,7 +58,7 @@ def recorded_calls(rank: int, since_s: float, folder: Path) -> tuple[Collective,
     record = merge_dumps(records)
     record["pg_config"] = {**record.get("pg_config", {}), **_groups()}
     record["pg_config"].pop("", None)
-    # Names of groups and of files are the users' own: values that are to be hidden may stand in them.
+    # Names of groups and files are chosen by users and may contain values to mask.
     record = outgoing.tree(record) if outgoing.active else record
     whole = dump_path(folder, rank)
     whole.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,8 @@ def recorded_calls(rank: int, since_s: float, folder: Path) -> tuple[Collective,
 
 
 def _groups() -> dict[str, dict[str, str]]:
-    """Every process group of this rank, as the dump names them: only NCCL's are in it by themselves."""
+    """Return every process group of this rank in the format of the dump, which contains only NCCL's groups."""
+    # torch's own analyser stops without the names of all groups.
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return {}
@@ -79,38 +80,40 @@ def _groups() -> dict[str, dict[str, str]]:
             "desc": "default_pg" if group is c10d.GroupMember.WORLD else group.group_desc,
             "ranks": str(sorted(c10d._world.pg_group_ranks[group])),  # noqa: SLF001
         }
-        for group, name in list(c10d._world.pg_names.items())  # noqa: SLF001  # no public list of groups exists
+        # torch has no public list of groups
+        for group, name in list(c10d._world.pg_names.items())  # noqa: SLF001
     }
 
 
 def _without_inductor() -> AbstractContextManager[None]:
-    """Keep torch's symbolizer from importing ``torch._inductor``, which takes seconds, only to see if it is there.
+    """Keep torch's symbolizer from importing ``torch._inductor``, which takes seconds, only to check for it.
 
-    It asks ``hasattr(torch, "_inductor")``, and that attribute is made by importing it. (torch 2.13,
-    ``combined_traceback.cpp``; frames of compiled code are found where the test has imported it.)
+    It evaluates ``hasattr(torch, "_inductor")``, and the attribute is created by importing the module. (torch 2.13,
+    ``combined_traceback.cpp``; frames of compiled code are found if the test has imported it.) At a deadline that
+    had taken a second or two of every rank.
     """
     return stand_in(vars(sys.modules["torch"]), "_inductor", types.SimpleNamespace())
 
 
 def dump_path(folder: Path, rank: int) -> Path:
-    """Where the dump lies: in a folder with those of the other ranks and nothing else, as the analyser wants it."""
+    """Return the path of the dump, in a folder that has only the dumps of all ranks, as the analyser requires."""
     return folder / "flight" / f"rank_{rank}"
 
 
 _RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
-"""torch keeps one recorder for gloo and the like, and one for NCCL; each is dumped by a function of its own."""
+"""torch has one recorder for gloo and similar backends and one for NCCL, each with its own dump function."""
 
 
 def _dumps() -> Iterator[dict[str, Any]]:
-    """What each recorder of this torch has; one that fails does not hide the other."""
+    """Yield the dump of each recorder of this torch. A failing one does not hide the other."""
     module = sys.modules.get("torch._C._distributed_c10d")
     for name in _RECORDERS:
         with contextlib.suppress(AttributeError, RuntimeError), _without_inductor():
-            yield pickle.loads(getattr(module, name)())  # noqa: S301  # made by this very process
+            yield pickle.loads(getattr(module, name)())  # noqa: S301  # made by this process
 
 
 def merge_dumps(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several dumps of one rank as one: all entries, each once, in the order of their calls; what else they tell, united."""
+    """Merge several dumps of one rank: all entries once, in the order of their calls, and the union of other data."""
     merged: dict[str, Any] = {}
     entries: dict[tuple[Any, ...], Any] = {}
     for record in records:
@@ -123,13 +126,14 @@ def merge_dumps(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells two calls apart: a torch whose recorders share their memory dumps each entry twice."""
+    """Return the key of a call. If torch's recorders share their memory, each entry is dumped twice."""
     names = ("time_created_ns", "process_group", "profiling_name", "collective_seq_id", "p2p_seq_id", "op_id")
     return tuple(str(entry.get(name)) for name in names)
 
 
 def read_dump(dump: Mapping[str, Any], *, since_s: float) -> Iterator[Collective]:
-    """The entries of a dump since a moment (epoch seconds), oldest first; what is not understood is left out."""
+    """Yield the entries of a dump since a moment (epoch seconds), oldest first."""
+    # Entries that cannot be parsed are skipped.
     for entry in dump.get("entries", ()):
         with contextlib.suppress(KeyError, TypeError, IndexError):
             if entry["time_created_ns"] / 1e9 >= since_s:

@@ -1,4 +1,4 @@
-"""The hooks that make gloo's message threads give way."""
+"""Hooks that lower the priority of gloo's message threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from disttest.hookspecs import hookimpl
 
 @hookimpl
 def disttest_join_watch() -> None:
-    """Observe the groups that tests make."""
+    """Observe the groups that tests create."""
     from disttest import observe
     from disttest.plugins.gloo_threads.message_threads import GiveWay
 

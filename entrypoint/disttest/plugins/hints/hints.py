@@ -1,4 +1,4 @@
-"""The hints, and the messages that they belong to. Pure."""
+"""The hints and the messages that they apply to. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from disttest.model import Outcome, RankRecord, TestResult
 
 _MISSING_FILE = re.compile(r"(?:No such file or directory|does not exist)\W+(?P<path>/[^'\"]*)")
 _OF_A_RANK = re.compile(r"/disttest/w\d+/rank\d+/")
-"""In the paths of ``tmp_path``: the folder of a world, then that of a rank."""
+"""Matches paths of ``tmp_path``: the folder of a world, then that of a rank."""
 
 
 class Hint(NamedTuple):
-    """A hint, and when it is given."""
+    """A hint and its condition."""
 
     text: str
     fits: Callable[[RankRecord, TestResult], bool]
-    """A rank that failed, and the result of its test."""
+    """Receives a failed rank and the result of its test."""
 
 
 def _says(words: str) -> Callable[[RankRecord, TestResult], bool]:
@@ -71,7 +71,7 @@ HINTS = (
 
 
 def hint_for(result: TestResult) -> str:
-    """The first hint that fits a rank that failed, the culprit before the others; empty if none fits."""
+    """Return the first hint that applies to a failed rank, the culprit first; empty if none applies."""
     failed = [rank for rank in result.ranks if rank.outcome is not None and rank.outcome.is_bad]
     failed.sort(key=lambda rank: rank.rank != result.culprit)
     return next((hint.text for rank in failed for hint in HINTS if hint.fits(rank, result)), "")

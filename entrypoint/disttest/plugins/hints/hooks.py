@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl(wrapper=True)
 def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
-    """Add the hint that fits the messages of the ranks."""
+    """Add the hint that applies to the messages of the ranks."""
     result = yield
     if not result.outcome.is_bad or not attempt.has_ranks:
         return result

@@ -1,1 +1,1 @@
-"""The report ``report.html``: one file that holds everything, and works without a network and from any folder."""
+"""The report ``report.html``: a single file with all content, which works without a network and from any folder."""

@@ -1,4 +1,4 @@
-"""What the ranks called, side by side: a row for each collective, and the one at which they part."""
+"""The table of calls of all ranks: a row for each collective, and the one at which the ranks diverge."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from disttest.results.narrative import how_ended
 
 MAX_ROWS = 60
 MOST_CALLS = 2_000
-"""Calls of one rank that are compared; torch's recorder keeps as many by default."""
+"""Number of calls of one rank that are compared; torch's recorder keeps as many by default."""
 _Key = tuple[str, int]
 
 
 def collective_table(result: TestResult) -> dict[str, Any] | None:
-    """Return names of ranks and rows of cells; None where no rank's recorder was read.
+    """Return names of ranks and rows of cells; None if no rank's recorder was read.
 
     The last :data:`MAX_ROWS` collectives, in the order in which they were first called.
     """
     if not any(rank.collectives for rank in result.ranks):
         return None
-    # A rank that hangs was asked too; that it has nothing to show is what the reader looks for. So it is with the culprit.
+    # A hanging rank was asked, too, and an empty column for it is informative. The same holds for the culprit.
     ranks = [rank for rank in result.ranks if _was_asked(rank) or rank.rank == result.culprit]
     calls = [
         {(call.group, call.seq): call for call in rank.collectives[-MOST_CALLS:] if not call.p2p}
@@ -69,11 +69,11 @@ def ticks(rank: RankRecord, started_at_s: float) -> list[tuple[float, bool]]:
 
 
 def _parts(key: _Key, calls: Sequence[dict[_Key, Collective]]) -> bool:
-    """Whether the ranks part here: other operations, a rank that never came, or a call nobody completed."""
+    """Return whether the ranks diverge here: different operations, a missing rank, or a call that was not completed."""
     here = [mine[key] for mine in calls if key in mine]
     if len({call.op for call in here}) > 1 or not all(call.done for call in here):
         return True
-    # A rank that has gone on past this number had called it: its recorder keeps only the last calls.
+    # A rank past this number has issued it: its recorder keeps only the last calls.
     return any(key not in mine and not _is_past(key, mine) for mine in calls)
 
 

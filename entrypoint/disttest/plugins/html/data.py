@@ -1,4 +1,4 @@
-"""The data that the page carries: small rows for all tests, everything for those that somebody will open."""
+"""The data of the page: short rows for all tests, and full details for those that a reader is likely to open."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from disttest.results.recorded import fact_lines, has_records, warning_lines
 from disttest.results.repeat import further_commands, repeat_command
 
 MAX_TESTS = 20_000
-"""Tests on the page: beyond that it would take too long to load, and its maker too much memory."""
+"""Number of tests on the page. More would take too long to load, and too much memory to write."""
 MESSAGES_TOTAL = 500_000
-"""Characters of the messages in the list of tests."""
+"""Characters of all messages in the list of tests."""
 DETAILS_TOTAL = 1_200_000
 """Characters of all failure texts together."""
 LOGS_TOTAL = 1_500_000
 """Bytes of all log excerpts together."""
 FEWEST = 300
-"""An excerpt that is smaller than this explains nothing."""
+"""Smallest useful size of an excerpt in bytes."""
 MAX_OPENED = 1_000
-"""Tests that carry everything; beyond that only the message stays."""
+"""Number of tests with full details. Others have only their message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +44,24 @@ class _TextBudget:
 
 
 def choose_tests(run: RunResult, most: int = MAX_TESTS) -> RunResult:
-    """Return the run with the tests that the page has room for: what went wrong first, then what took long."""
+    """Return the run with the tests that fit on the page: failures first, then the longest."""
     if len(run.tests) <= most:
         return run
     kinds = {kind: number for number, kind in enumerate(KINDS)}
     longest_s = max(test.final.duration_s for test in run.tests) + 1.0
-    # One number each: tuples of two would take as much memory as the rows themselves.
+    # One number each: tuples of two would take as much memory as the rows.
     ranks = [kinds[aggregates.classify(test)] * longest_s - test.final.duration_s for test in run.tests]
     order = sorted(range(len(run.tests)), key=ranks.__getitem__)
     return msgspec.structs.replace(run, tests=tuple(run.tests[index] for index in sorted(order[:most])))
 
 
 def page_data(run: RunResult, history: Sequence[PastRun] = (), *, whole: RunResult) -> dict[str, Any]:
-    """Return what the lists and the timeline need: one short row for each test.
+    """Return the data of the lists and the timeline: one short row for each test.
 
     Args:
-        run: the tests of the page.
+        run: the run, with the tests of the page.
         history: earlier runs, the oldest first.
-        whole: the run with all its tests, of which slots were busy.
+        whole: the run with all its tests, which occupied slots.
     """
     suites = list(dict.fromkeys(test.test.suite for test in run.tests))
     shapes = sorted({_shape_key(test) for test in run.tests})
@@ -91,7 +91,7 @@ def page_data(run: RunResult, history: Sequence[PastRun] = (), *, whole: RunResu
 
 
 def page_details(run: RunResult, logs: LogFolder) -> dict[str, Any]:
-    """Return index of a test -> all that is known of it, for tests that somebody will want to open."""
+    """Return the full details of tests worth opening, by index of the test."""
     opened = [(index, test) for index, test in enumerate(run.tests) if _is_worth_opening(test)]
     opened.sort(key=lambda entry: KINDS.index(aggregates.classify(entry[1])))
     opened = opened[:MAX_OPENED]
@@ -118,7 +118,7 @@ def _is_told_of(attempt: TestResult) -> bool:
 
 
 def _log_folder(test: TestOutcome) -> str:
-    """The folder of the final attempt's logs, if they lie where they usually do."""
+    """Return the folder of the final attempt's logs, if they are in their usual place."""
     folder = f"{test.test.log_folder(test.final.attempt)}/"
     usual = test.final.ranks and all(rank.log == f"{folder}rank{rank.rank}.log" for rank in test.final.ranks)
     return folder if usual else ""
@@ -154,7 +154,7 @@ def _timeline(run: RunResult, whole: RunResult) -> dict[str, Any]:
 
 
 def _history(run: RunResult, earlier: Sequence[PastRun]) -> dict[str, list[int]]:
-    """Index of a test -> its outcome in each earlier run; only for tests that were not always green."""
+    """Return a test's outcome in each earlier run, by index; only for tests that were not always green."""
     found: dict[str, list[int]] = {}
     for index, test in enumerate(run.tests):
         kinds = [past.kinds.get(test.test.nodeid, "") for past in earlier]
@@ -164,7 +164,7 @@ def _history(run: RunResult, earlier: Sequence[PastRun]) -> dict[str, list[int]]
 
 
 def _streaks(run: RunResult, earlier: Sequence[PastRun]) -> dict[str, str]:
-    """Index of a failed test -> where its failures began."""
+    """Return the run in which a test's failures began, by index of the failed test."""
     words = {
         str(index): words_of_streak(
             [(past.kinds.get(test.test.nodeid, ""), past.name) for past in earlier], is_red=True

@@ -1,4 +1,4 @@
-"""Findings of plugins, and the ranks that wait for each other, as the page draws them."""
+"""Findings of plugins, and graphs of ranks that wait for each other, in the form that the page draws."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from disttest.model import Edge, PluginFinding, Section, WaitGraph, rank_name
 from disttest.reports.text import duration, one_line
 
 MOST_DRAWN = 16
-"""Ranks of a graph; with more of them the arrows hide each other, and the list says it better."""
+"""Number of ranks in a graph. With more, the arrows hide each other and the list is clearer."""
 
 _MOST_LINES = 200
-"""Of the section of a plugin; all are in ``results.json``."""
+"""Number of lines of a plugin's section. ``results.json`` has all of them."""
 
 
 def section_data(section: Section) -> dict[str, Any]:
-    """The section of a plugin in the reports of one test."""
+    """Return the data of a plugin's section in the report of one test."""
     return {
         "title": one_line(section.title, 300),
         "lines": [one_line(line, 2000) for line in section.lines[:_MOST_LINES]],
@@ -23,7 +23,7 @@ def section_data(section: Section) -> dict[str, Any]:
 
 
 def finding_data(finding: PluginFinding) -> dict[str, Any]:
-    """One finding with the calls of its ranks side by side."""
+    """Return the data of one finding, with the calls of its ranks in columns."""
     return {
         "title": one_line(f"{finding.finder}: {finding.kind}"),
         "message": one_line(finding.message, 4000),
@@ -50,7 +50,7 @@ def finding_data(finding: PluginFinding) -> dict[str, Any]:
 
 
 def waits_data(waits: WaitGraph) -> dict[str, Any]:
-    """The ranks and who waits for whom; no ranks to draw where there are too many."""
+    """Return the data of the ranks and their waits. With too many ranks, none is drawn."""
     ranks = sorted({rank for edge in waits.edges for rank in (edge.rank, *edge.ranks)})
     drawn = ranks if len(ranks) <= MOST_DRAWN else []
     return {
@@ -61,7 +61,7 @@ def waits_data(waits: WaitGraph) -> dict[str, Any]:
 
 
 def _sentence(edge: Edge) -> str:
-    """``rank 0 waits in recv #1 from rank 1 at test_x.py:3 (1.2 s) for rank 1, which has finished the test``."""
+    """Describe a wait: ``rank 0 waits in recv #1 from rank 1 at test_x.py:3 (1.2 s) for rank 1, which …``."""
     place = f" at {edge.where}" if edge.where else ""
     whom = f" for {', '.join(map(rank_name, edge.ranks))}" if edge.ranks else ""
     reason = f", {edge.reason}" if edge.reason else ""

@@ -1,4 +1,4 @@
-"""The hooks of the HTML page."""
+"""Hooks of the HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addreporters() -> Mapping[str, Reporter]:
-    """``report.html``."""
+    """Return ``report.html``."""
     from disttest.reports.reporter import Reporter
 
     return {"html": Reporter("report.html", _write, load=_load)}

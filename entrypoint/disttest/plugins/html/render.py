@@ -1,4 +1,4 @@
-"""Fills the page: what can be read without a script is written here, the rest is data for the script."""
+"""Rendering of the page: content that is readable without a script is rendered here, the rest is data."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MAX_CARDS = 200
 
 
 def render_html(run: RunResult, results_dir: Path | None = None, *, history: Sequence[PastRun] = ()) -> str:
-    """Return the page. Logs are excerpted from ``results_dir`` and linked relative to it.
+    """Return the page. It has excerpts of the logs in ``results_dir`` and links to them.
 
     Args:
-        run: what to show.
-        results_dir: where its logs are; they are left out without it.
+        run: the run to show.
+        results_dir: directory of its logs; without it they are omitted.
         history: earlier runs, for the history of each test and for the trend.
     """
     earlier = sorted(history, key=lambda other: other.started_at_s)
@@ -76,8 +76,8 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             percent=trend.percent,
             data=_embedded(page_data(page, earlier, whole=run)),
             details=_embedded(page_details(page, LogFolder(results_dir))),
-            style=Markup(_asset("page.css")),  # noqa: S704 - our own file
-            script=Markup("\n".join(_asset(name) for name in SCRIPTS)),  # noqa: S704 - our own files
+            style=Markup(_asset("page.css")),  # noqa: S704 - a file of this package
+            script=Markup("\n".join(_asset(name) for name in SCRIPTS)),  # noqa: S704 - files of this package
         )
         .strip()
         + "\n"
@@ -87,6 +87,8 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
 @cache
 def load_template() -> jinja2.Template:
     """Compile the page's template, which takes most of the time of a small page."""
+    # Compiled in each run (50 ms, while the tests run): cached byte code of jinja would have to be invalidated by
+    # hand whenever jinja or these options change.
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -101,7 +103,7 @@ def _asset(name: str) -> str:
 
 
 def _embedded(data: Any) -> Markup:
-    """JSON that can stand inside a script element: nothing in it can end the element or begin a comment."""
+    """Encode data as JSON that is safe inside a script element: it can neither end the element nor begin a comment."""
     text = msgspec.json.encode(data).decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704
 

@@ -1,8 +1,9 @@
-"""hypothesis in a rank: all ranks draw the same examples, and take each one's end alike, so that they go on alike.
+"""hypothesis in a rank: all ranks draw the same examples and agree on each outcome, so that they continue alike.
 
-Ranks meet in collectives, example by example. One that replayed its failure, or made it smaller, would do so alone; so they
-agree after each example, in the store of their world, and an example that fails in one of them has failed in all. Where the
-others cannot come, since they wait in a collective for the rank that has failed, that one says so at once.
+Ranks meet in collectives, example by example. A rank that replayed or shrank its failure would do so alone. Ranks
+therefore agree after each example in the store of their world, and an example that fails in one rank has failed in
+all: every rank then takes the same path through hypothesis. If the others cannot come, because they wait in a
+collective for the failed rank, that rank reports its failure immediately.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from disttest.plugins.hypothesis.limits import EXAMPLE_AGREED_S
 from disttest.runtime.rank.rank_spec import RankSpec
 
 _HELD = ""
-"""What a rank says of an example that has passed."""
+"""Outcome of an example that has passed."""
 _REJECTED = "assume"
-"""… in which an assumption does not hold."""
+"""Outcome of an example in which an assumption does not hold."""
 
 
 def draw_alike(config: pytest.Config, spec: RankSpec, *, together: bool = False) -> None:
     """Have hypothesis draw the same examples in all ranks.
 
     Args:
-        config: pytest's.
-        spec: of the rank.
-        together: whether all ranks run each test, and their world's store is there for it.
+        config: pytest's configuration.
+        spec: description of the rank.
+        together: whether all ranks run each test and have their world's store.
     """
     agreement = functools.partial(_agreement, spec) if together else lambda _nodeid: None
     config.pluginmanager.register(HypothesisTests(spec.settings.seed, agreement), "disttest-hypothesis")
@@ -49,26 +50,27 @@ def _agreement(spec: RankSpec, nodeid: str) -> Agreement | None:
 
 
 class HypothesisTests:
-    """A pytest plugin of a rank."""
+    """The pytest plugin of a rank."""
 
     def __init__(self, seed: int, agreement: Callable[[str], Agreement | None]) -> None:
-        """Draw the examples that this seed of the run leads to, unless hypothesis was given one.
+        """Draw the examples that this seed of the run leads to, unless hypothesis was given a seed.
 
         Args:
-            seed: of the run.
-            agreement: how the ranks of a test, by its node id, agree on its examples; None if they cannot.
+            seed: seed of the run.
+            agreement: returns the agreement of the ranks for a test's node id; None if they cannot agree.
         """
         self._seed = seed
         self._agreement = agreement
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Around the call of a test that hypothesis runs, before its own plugin looks at the settings."""
+        """Wrap the call of a test of hypothesis, before hypothesis's own plugin reads the settings."""
         test: Any = getattr(item, "obj", None)
         function: Any = getattr(test, "__func__", test)
         if not getattr(function, "is_hypothesis_test", False):
             return (yield)
         core: Any = importlib.import_module("hypothesis.core")
+        # hypothesis has no public way to replace settings
         inner, settings = function.hypothesis.inner_test, function._hypothesis_internal_use_settings  # noqa: SLF001
         forced = core.global_force_seed
         if forced is None:
@@ -90,16 +92,16 @@ class HypothesisTests:
 
 
 class Agreement:
-    """How the ranks of a test agree on what its examples come to."""
+    """The agreement of a test's ranks on the outcomes of its examples."""
 
     def __init__(self, store: Any, rank: int, size: int, *, limit_s: float = EXAMPLE_AGREED_S) -> None:
-        """Begin with the first example.
+        """Start with the first example.
 
         Args:
-            store: of the world, for this test alone.
-            rank: this one.
-            size: how many ranks there are.
-            limit_s: how long a rank that has failed waits for the others.
+            store: store of the world, for this test alone.
+            rank: this rank.
+            size: number of ranks.
+            limit_s: time that a failed rank waits for the others.
         """
         self._store, self._rank, self._size = store, rank, size
         self._limit_s = limit_s
@@ -107,10 +109,11 @@ class Agreement:
         self._failures: dict[str, type[_FalsifiedError]] = {}
 
     def agree(self, said: str) -> str | None:
-        """What the next example comes to for all ranks, from what each says: the first failure, else that it is rejected.
+        """Return the common outcome of the next example from the outcomes of all ranks: the first failure, else a
+        rejection.
 
         Returns:
-            None where the others do not come, and this rank has failed.
+            None if the others do not come and this rank has failed.
         """
         self._example += 1
         keys = [f"{self._example}/{rank}" for rank in range(self._size)]
@@ -124,17 +127,17 @@ class Agreement:
                 return None
             raise
         words = [self._store.get(key).decode() for key in keys]
-        self._store.delete_key(f"{self._example - 1}/{self._rank}")  # whoever is here has read it
+        self._store.delete_key(f"{self._example - 1}/{self._rank}")  # all ranks that are here have read it
         failed = [f"rank {rank}: {word}" for rank, word in enumerate(words) if word not in (_HELD, _REJECTED)]
         return failed[0] if failed else max(words)
 
     def failure(self, agreed: str) -> type[_FalsifiedError]:
-        """The type of an error by which hypothesis knows a failure, the same in all ranks."""
+        """Return the exception type by which hypothesis recognises a failure, the same for all ranks."""
         return self._failures.setdefault(agreed, type("FalsifiedError", (_FalsifiedError,), {}))
 
 
 class _FoundError(BaseException):
-    """The way out of hypothesis, which takes an ``Exception`` as one more example to look into."""
+    """Leaves hypothesis, which treats an ``Exception`` as another example to examine."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -142,16 +145,16 @@ class _FoundError(BaseException):
 
 
 class _FalsifiedError(Exception):
-    """An example has failed, in this rank or in another one."""
+    """An example has failed in this rank or in another one."""
 
     def __init__(self, agreed: str, own: BaseException | None) -> None:
         super().__init__(agreed)
         self.own = own
-        """What it raised here; None where it did not fail."""
+        """The exception of this rank; None if the example passed here."""
 
 
 def _tell_own(falsified: _FalsifiedError) -> None:
-    """Raise what this rank has to tell, with hypothesis's notes; nothing if it failed in others only, who tell it."""
+    """Raise this rank's exception with hypothesis's notes; nothing if it failed only in others, which report it."""
     if falsified.own is None:
         return
     for note in getattr(falsified, "__notes__", ()):
@@ -160,7 +163,7 @@ def _tell_own(falsified: _FalsifiedError) -> None:
 
 
 def _for_ranks(settings: Any) -> Any:
-    """What no rank can decide by itself is left out: examples of earlier runs, and time, which passes unequally."""
+    """Remove criteria that ranks cannot decide alone: examples of earlier runs, and time limits."""
     import hypothesis
 
     slow = {hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow}
@@ -197,14 +200,14 @@ def _together(inner: Callable[..., Any], agreement: Agreement) -> Callable[..., 
             reject()
         elif (
             agreed != _HELD
-        ):  # outside of the except clause: hypothesis tells failures apart by their context, too
+        ):  # outside of the except clause: hypothesis also distinguishes failures by their context
             raise agreement.failure(agreed)(agreed, own)
 
     return example
 
 
 def _place_of(error: BaseException) -> str:
-    """``AssertionError at test_step.py:12``."""
+    """Describe an exception: ``AssertionError at test_step.py:12``."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -219,7 +222,7 @@ def _once(inner: Callable[..., Any]) -> Callable[..., Any]:
     def example(*args: Any, **kwargs: Any) -> Any:
         try:
             return inner(*args, **kwargs)
-        except HypothesisException:  # an assumption that does not hold, among others
+        except HypothesisException:  # for example an unsatisfied assumption
             raise
         except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001
             _give_up(inner, error, kwargs)
@@ -228,7 +231,7 @@ def _once(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _give_up(inner: Callable[..., Any], error: BaseException, drawn: dict[str, Any]) -> None:
-    """Say at once that this example fails here."""
+    """Report immediately that this example fails in this rank."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in drawn.items())
     error.add_note(
         f"Falsifying example: {inner.__name__}({arguments})\n"

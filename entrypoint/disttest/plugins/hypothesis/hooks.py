@@ -1,4 +1,4 @@
-"""The hooks by which ranks draw the same examples of hypothesis."""
+"""Hooks of common examples of hypothesis in all ranks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PLUGIN = "hypothesispytest"
 
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the part in ranks."""
+    """Import the part of ranks."""
     if config.pluginmanager.hasplugin(_PLUGIN):
         from disttest.plugins.hypothesis import examples  # noqa: F401
 
 
 @hookimpl
 def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
-    """Draw as the other ranks of this world do."""
+    """Draw the same examples as the other ranks of this world."""
     if spec.kind is not WorldKind.PROCESS and config.pluginmanager.hasplugin(_PLUGIN):
         from disttest.plugins.hypothesis.examples import draw_alike
 
@@ -34,7 +34,7 @@ def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
 
 @of_pytest(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Keep its plugin from importing all of hypothesis (0.1 s) for the summary of a run in which no test has used it."""
+    """Keep its plugin from importing all of hypothesis (0.1 s) for the summary of a run in which no test uses it."""
     config = session.config
     plugin = config.pluginmanager.getplugin(_PLUGIN)
     reporter = config.pluginmanager.getplugin("terminalreporter")
@@ -46,4 +46,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     summary = config.hook.pytest_terminal_summary
     sums_up = any(implementation.plugin is plugin for implementation in summary.get_hookimpls())
     if sums_up and not any(name.startswith("_hypothesis") for name in noted):
-        summary._remove_plugin(plugin)  # noqa: SLF001  # pluggy has no public way per hook
+        summary._remove_plugin(plugin)  # noqa: SLF001  # pluggy can only remove plugins from all hooks

@@ -1,4 +1,4 @@
-"""In a rank: runs the body of a test and says in messages how it ended; exit codes are the cross-check."""
+"""The part in a rank: it runs a test's body and reports its outcome; exit codes are the cross-check."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from disttest.runtime.rank.waits import awaited_ranks
 
 
 class Account:
-    """The rank's own account of its test: what the method raised, however its surroundings translate that into exit codes."""
+    """The rank's report of its test: the exception of the method, whatever exit code follows from it."""
 
     def __init__(self, channel: Channel, post_mortem: PostMortem | None = None) -> None:
-        """An account of one test.
+        """Create the report of one test.
 
         Args:
-            channel: to the main process.
-            post_mortem: shows somebody where the test has failed, while the world stands still.
+            channel: channel to the main process.
+            post_mortem: shows a user where the test has failed, while the limits of the world are suspended.
         """
         self.post_mortem = post_mortem
         self.channel = channel
@@ -42,7 +42,7 @@ class Account:
         self._reported = False
 
     def watch(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The same method, with whatever it raises remembered on the way."""
+        """Wrap a method so that its exception is recorded."""
 
         @functools.wraps(method)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -55,18 +55,18 @@ class Account:
         return watched
 
     def note(self, error: BaseException) -> None:
-        """The test raised this, just now."""
+        """Record an exception that the test has just raised."""
         self._raised, self._raised_at_s = error, monotonic()
 
     def report_text(self, text: str) -> None:
-        """The test says by itself that it failed; the text is a traceback."""
+        """Report a failure that the class itself announced; the text is a traceback."""
         if self._failure() is not None:
             self.report_failure()
             return
         self._send(Outcome.FAILED, raised_line(text) or "failed", text)
 
     def report_failure(self) -> None:
-        """Report what the test raised as its failure."""
+        """Report the recorded exception as the test's failure."""
         error = self._raised
         assert error is not None
         if self.post_mortem is None:
@@ -91,7 +91,7 @@ class Account:
             self.post_mortem(error, report)
 
     def report_end(self, code: int, skips: Mapping[int, str]) -> None:
-        """The test is over, and the rank is about to leave with this code."""
+        """Report the end of the test before the rank exits with this code."""
         if self._reported:
             return
         if code == 0:
@@ -104,7 +104,7 @@ class Account:
             self._send(Outcome.SKIPPED, skips[code])
 
     def report_kept(self, error: BaseException | None, skips: Mapping[int, str]) -> None:
-        """One test of a rank that stays is over."""
+        """Report the end of one test of a rank that stays."""
         if error is None:
             self._send(Outcome.PASSED)
         elif isinstance(error, unittest.SkipTest):
@@ -149,9 +149,9 @@ class Account:
 
 
 class ChannelPipe:
-    """A rank's pipe to the main process in the form that torch's harness expects of it.
+    """A rank's pipe to the main process with the interface that torch's harness expects.
 
-    What is sent becomes a report; nothing is ever received, since stacks are taken without the rank's help.
+    Sent text becomes a report. Nothing is ever received, because stacks are taken without the rank's help.
     """
 
     def __init__(self, account: Account) -> None:
@@ -160,29 +160,29 @@ class ChannelPipe:
         self.closed = False
 
     def fileno(self) -> int:
-        """A descriptor that never becomes readable before it is closed."""
+        """Return a descriptor that never becomes readable before it is closed."""
         return self._ours.fileno()
 
     def send(self, text: object) -> None:
-        """The test failed, says its class."""
+        """Report the failure that the test's class announces."""
         self._account.report_text(text if isinstance(text, str) else repr(text))
 
     def note(self, error: BaseException) -> None:
-        """The test raised this just now."""
+        """Record an exception that the test has just raised."""
         self._account.note(error)
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Nothing ever arrives."""
+        """Return False: nothing ever arrives."""
         if timeout:
             sleep(timeout)
         return False
 
     def recv(self) -> object:
-        """Nothing ever arrives: the other end does not speak."""
+        """Raise EOFError: nothing ever arrives."""
         raise EOFError
 
     def close(self) -> None:
-        """Close it; more than once is fine."""
+        """Close the pipe; repeated calls are harmless."""
         self.closed = True
         self._ours.close()
         self._theirs.close()
@@ -193,13 +193,13 @@ def run_to_exit_code(
     account: Account,
     end_threads: Callable[[], object] = threading._shutdown,  # type: ignore[attr-defined]  # noqa: SLF001
 ) -> int:
-    """Run the body the way ``multiprocessing`` runs a process, up to its exit code; its own threads belong to it."""
+    """Run the body as ``multiprocessing`` runs a process and return its exit code. Its own threads are joined."""
     try:
         body()
         end_threads()
     except SystemExit as request:
         return _as_code(request.code)
-    except BaseException as error:  # noqa: BLE001  # the end of the rank's stack
+    except BaseException as error:  # noqa: BLE001  # last frame of the rank
         account.note(error)
         traceback.print_exc()
         return 1

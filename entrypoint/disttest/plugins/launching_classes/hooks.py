@@ -1,4 +1,4 @@
-"""The hooks by which classes that start ranks run on ranks that are supervised."""
+"""Hooks of supervised ranks for classes that start ranks."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _MARK = "hosted: run a class that starts ranks (torch's own, DeepSpeed's) on sup
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--host``."""
+    """Return ``--host``."""
     return (HOST,)
 
 
 @hookimpl
 def disttest_marks() -> Sequence[str]:
-    """The mark for one class."""
+    """Return the mark for one class."""
     return (_MARK,)
 
 
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the part in main processes."""
+    """Import the part of main processes."""
     del config
     from disttest.plugins.launching_classes import main_process  # noqa: F401
 
 
 @of_pytest(wrapper=True, tryfirst=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Import files that are scripts, too, as those of torch are."""
+    """Import files that are scripts, too, as torch's test files are."""
     if not hosts_all(collector.config):
         return (yield)
     from disttest.plugins.launching_classes.scripts import collect_script
@@ -53,13 +53,13 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 
 @hookimpl
 def disttest_marks_are_foreign(item: pytest.Item) -> bool | None:
-    """Those of classes like DeepSpeed's, which start as many ranks as the mark says."""
+    """Recognise marks of classes like DeepSpeed's, which start the marked number of ranks."""
     return bool(getattr(getattr(item, "cls", None), "is_dist_test", False)) or None
 
 
 @hookimpl(tryfirst=True)
 def disttest_world_of(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
-    """The ranks that the class of the test starts."""
+    """Return the world of the ranks that the test's class starts."""
     from disttest.plugins.launching_classes.recognise import world_of
 
     return world_of(item, options, host)
@@ -67,7 +67,7 @@ def disttest_world_of(item: pytest.Item, options: RunOptions, host: TargetHost) 
 
 @hookimpl
 def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
-    """The main process of a class."""
+    """Return the main function of a class's main process."""
     if spec.kind not in (WorldKind.MAIN, WorldKind.THREADS):
         return None
     from disttest.plugins.launching_classes.main_process import serve_main

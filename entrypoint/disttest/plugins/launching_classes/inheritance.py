@@ -1,4 +1,4 @@
-"""What ranks have from the process that forks them. Living ranks are as new ones would be only while it has not changed."""
+"""State that ranks inherit from the process that forks them. Living ranks equal new ones only while it is unchanged."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _NOT_INHERITED = frozenset({"child process", "thread", "timer"})
 
 
 class Inheritance:
-    """What forks of this process inherit, now."""
+    """The state that forks of this process inherit."""
 
     def __init__(self, classes: Iterable[type]) -> None:
         self._facts = self._seen = _facts()
-        """When ranks were forked, but for what they have been told since; and as they were seen last."""
+        """State when the ranks were forked, updated by later notifications; and the state seen last."""
         self._loaded = frozenset(sys.modules)
         self._modules = ModuleWatch(classes)
         self._numbers = Numbers(classes)
 
     def changed(self) -> str:
-        """What a fork would inherit that it would not have inherited then, by name; empty if nothing."""
+        """Name a difference between the state that a fork would inherit now and then; empty if there is none."""
         now = self._seen = _facts()
         for kind in (now.keys() | self._facts.keys()) - {hygiene.ENVIRONMENT}:
             if not is_same(now.get(kind), self._facts.get(kind)):
@@ -33,12 +33,12 @@ class Inheritance:
         return f"import of {min(new)}" if new else self._modules.changed()
 
     def put_back(self) -> str:
-        """In a fork, after a test: what it has changed in what it shares with its modules, by name; numbers are put back."""
+        """Name a change to shared modules that a test made in this fork, and restore numbers."""
         self._numbers.put_back()
         return self._modules.changed()
 
     def take_variables(self) -> Variables:
-        """What was seen to have changed in the environment since it was asked last: living ranks can be told."""
+        """Return the changes of environment variables since the last call, which living ranks can be notified of."""
         then, now = self._facts[hygiene.ENVIRONMENT], self._seen[hygiene.ENVIRONMENT]
         self._facts = {**self._facts, hygiene.ENVIRONMENT: now}
         names = [name for name in {**then, **now} if then.get(name) != now.get(name)]

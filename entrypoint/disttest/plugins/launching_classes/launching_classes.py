@@ -1,7 +1,8 @@
-"""Test classes that launch their ranks by themselves (``is_dist_test``, as DeepSpeed's), hosted: only launching is replaced.
+"""Test classes that launch their ranks (``is_dist_test``, as DeepSpeed's), with only the launch replaced.
 
-Everything else is the suite's. Its conftest calls the class with pytest's request; the class collects fixtures, chooses
-sizes, looks for devices, and launches its ranks once for each size. Each rank runs the class's own ``_dist_run``.
+Everything else is the suite's own code. Its conftest calls the class with pytest's request; the class collects
+fixtures, chooses sizes, looks for devices, and launches its ranks once for each size. Each rank runs the class's
+``_dist_run``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from disttest.testing.hosting import RankPipe
 
 
 def host_launching_classes(classes: Iterable[type], host: ForkHost) -> None:
-    """Make those of this kind launch their ranks through the host, in this process and its forks."""
+    """Make classes of this kind launch their ranks through the host, in this process and its forks."""
     found = {
         (name, definitions(cls, name)[0])
         for cls in set(classes)
@@ -38,7 +39,7 @@ def host_launching_classes(classes: Iterable[type], host: ForkHost) -> None:
 
 
 def _hosted(launch_by_itself: Callable[..., None], host: ForkHost) -> Callable[..., None]:
-    """The launching method: its first argument is the number of ranks, and each rank is told those that follow."""
+    """Return the launching method. Its first argument is the number of ranks; each rank receives the following ones."""
 
     @functools.wraps(launch_by_itself)
     def launch(self: Any, num_procs: int, *told: Any) -> None:
@@ -50,13 +51,13 @@ def _hosted(launch_by_itself: Callable[..., None], host: ForkHost) -> Callable[.
             launch_by_itself(self, num_procs, *told)
             host.report_passed(num_procs)
             return
-        self.non_daemonic_procs = False  # a rank returns the reason of a skip then, and needs no queue
+        self.non_daemonic_procs = False  # a rank then returns the reason of a skip and needs no queue
         arguments = (num_procs, str(find_free_port()), *told)
         run = _run_in_kept if getattr(self, "reuse_dist_env", False) else _run_in_new
         try:
             run(self, arguments, host)
         except unittest.SkipTest as skip:
-            # Outside of unittest's classes pytest 9.0.0 takes the other kind for a failure.
+            # Outside of unittest's classes, pytest 9.0.0 reports unittest.SkipTest as a failure.
             pytest.skip(str(skip))
 
     return launch
@@ -77,7 +78,7 @@ def _run_in_new(case: Any, arguments: tuple[Any, ...], host: ForkHost) -> None:
 
 
 def _run_in_kept(case: Any, arguments: tuple[Any, ...], host: ForkHost) -> None:
-    """Ranks that stay are older than this test, which travels to them as it would to those of a pool."""
+    """Run the test in kept ranks, which are older than it. It is pickled for them, as it would be for a pool."""
     size = arguments[0]
     rank = _KeptRank()
     host.keep((_KeptRank, size), size, rank.prepare, rank.run)
@@ -88,22 +89,22 @@ def _run_in_kept(case: Any, arguments: tuple[Any, ...], host: ForkHost) -> None:
 
 
 class _KeptRank:
-    """A rank that stays."""
+    """A rank that stays for several tests."""
 
     rank = -1
 
     def prepare(self, rank: int) -> None:
-        """This is its number."""
+        """Set the number of this rank."""
         self.rank = rank
 
     def run(self, path: str) -> None:
-        """Run the test that this file holds."""
-        case, arguments = pickle.loads(Path(path).read_bytes())  # noqa: S301  # of its main process
+        """Run the test in this file."""
+        case, arguments = pickle.loads(Path(path).read_bytes())  # noqa: S301  # written by its main process
         _run(case, self.rank, arguments)
 
 
 def _run(case: Any, rank: int, arguments: tuple[Any, ...]) -> None:
-    """In a rank: what the class runs in each.
+    """Run the class's own function in a rank.
 
     Raises:
         unittest.SkipTest: the test skips; such classes return the reason.

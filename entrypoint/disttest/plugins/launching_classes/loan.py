@@ -1,4 +1,4 @@
-"""Ranks that stay and are lent to one test of a class after another: which they are, and whether they may be lent."""
+"""Ranks that are reused for several tests of a class: which tests they can run, and whether they may."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from disttest.runtime.messages.protocol import Variables
 
 
 class RanksWereUsed(Exception):
-    """A test has failed in ranks that had run another one: what they came to does not count."""
+    """A test has failed in reused ranks: their outcome does not count."""
 
 
 class Loan(NamedTuple):
-    """What a test wants ranks for."""
+    """A test's request for ranks."""
 
     cls: type
     own_classes: tuple[type, ...]
     """The class and its bases, without torch's."""
     size: int
     keywords: tuple[tuple[str, Any], ...]
-    """For the method that each rank runs."""
+    """Keyword arguments of the method that each rank runs."""
     method: str
     file_name: str
-    """Where the ranks find each other."""
+    """Path of the file for the rendezvous."""
     run: Callable[[int, str, str, object], None]
     """Called in each rank, with its number, the method, the file and its pipe."""
 
     @property
     def borrower(self) -> object:
-        """For whom ranks may stay: this class, started in this way."""
+        """Key of the tests that may share ranks: this class, started in this way."""
         return self.cls, self.size, self.keywords
 
 
 class LentTeam:
-    """The ranks that are lent, if there are any."""
+    """The ranks that are reused, if there are any."""
 
     def __init__(self) -> None:
         self.team: Team | None = None
         self.outdated = ""
-        """What new ranks would have inherited that those which stayed had not, by name."""
+        """Name of a difference between the state of new ranks and that of the living ones."""
         self._inheritance: Inheritance | None = None
         self._tests = 0
 
     def may_run(self, loan: Loan) -> bool:
-        """Whether the living ranks may run this test, too; if not, :attr:`outdated` may say why."""
+        """Return whether the living ranks may run this test as well. If not, :attr:`outdated` may give the reason."""
         team, inheritance = self.team, self._inheritance
         self.outdated = ""
         if team is None or inheritance is None or team.owner != loan.borrower or not team.is_alive():
@@ -55,23 +55,23 @@ class LentTeam:
         return not self.outdated
 
     def replace(self, loan: Loan, team: Team) -> Inheritance:
-        """A new team, whose ranks are about to be forked; what they inherit."""
+        """Replace the ranks by a team that is about to be forked; return its inheritance."""
         self.team, self._tests = team, 0
         team.owner = loan.borrower
         self._inheritance = Inheritance(loan.own_classes)
         return self._inheritance
 
     def lend(self, team: Team) -> Variables:
-        """One more test begins in it; what its ranks have to be told of the environment."""
+        """Start one more test in the team; return the environment variables that have changed since."""
         self._tests += 1
         team.show_anew()
         return self._inheritance.take_variables() if self._inheritance else ()
 
     def must_be_run_again(self, attempt: HostedAttempt, *, is_good: bool) -> bool:
-        """Whether what the ranks came to says nothing of the test, as it may have to do with their being lent.
+        """Return whether the outcome must be ignored, because reuse of the ranks may have caused it.
 
         Args:
-            attempt: in the lent ranks.
+            attempt: the attempt in the reused ranks.
             is_good: whether it passed, or all of them skipped.
         """
         cleaning = (rank.verdict_report for rank in attempt.ranks if rank.done is None)
@@ -79,7 +79,7 @@ class LentTeam:
         return was_reused and not is_good and not attempt.cancelled
 
     def take_back(self, attempt: HostedAttempt) -> Team | None:
-        """A test is over; the team, if it is not to be used again."""
+        """Finish a test; return the team if it must not be used again."""
         team = self.team
         assert team is not None
         for rank, progress in zip(team.ranks, attempt.ranks, strict=True):

@@ -1,4 +1,4 @@
-"""The main process of hosted test classes: runs their pytest protocol, and is no rank itself."""
+"""The main process of hosted test classes. It runs their pytest protocol and is not a rank."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from disttest.testing.hosting import provide_host
 def serve_main(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
-    """Run tests until told to leave or until the world is gone. Never returns."""
-    # One thread: a pool of compute threads in this process would make it unsafe to fork.
+    """Run tests until the world ends this process or is gone. Never returns."""
+    # One thread: a pool of compute threads in this process would make forking unsafe.
     channel = settle_in(msgspec.structs.replace(spec, threads=1), channel, session.config)
     adopt_orphans()
     os.environ.update(spec.machine_environment())  # noqa: TID251
@@ -61,6 +61,6 @@ def _run(
 
 
 def _forget_instance(item: pytest.Item) -> None:
-    """Have pytest make a new one: the collection may have made it by torch's own constructor, unhosted."""
+    """Have pytest create a new instance: the collection may have used torch's own constructor."""
     vars(item).pop("_instance", None)
     vars(item)["_obj"] = None

@@ -1,4 +1,4 @@
-"""``--host``."""
+"""The option ``--host``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from disttest.options.values import SWITCH
 if TYPE_CHECKING:
     import pytest
 
+# Opt-in under plain pytest: a plugin installed for one project must not change the verdicts of another's tests. It
+# would also break `python FILE --use-pytest`, where torch is imported before any plugin.
 HOST = of_every_run(
     "host",
     SWITCH,
@@ -22,7 +24,7 @@ HOST = of_every_run(
 
 
 def hosts_all(config: pytest.Config) -> bool:
-    """Whether classes of other harnesses run on supervised ranks without a mark that says so."""
+    """Return whether classes of other harnesses run on supervised ranks without a mark."""
     from disttest.runtime.controller.session_options import OPTIONS
 
     return bool(config.getoption("disttest_rank")) or HOST.of(config.stash[OPTIONS])

@@ -1,4 +1,4 @@
-"""An exception of a hosted test as its reader wants it: the headline, and a traceback of the test's own frames."""
+"""Rendering of an exception of a hosted test: the headline, and a traceback of the test's own frames."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from disttest.runtime.messages.protocol import clean_text
 _HARNESS = re.compile(
     rf"{HARNESS}|/(torch/testing/_internal/common_(distributed|utils|device_type|fsdp)|disttest/testing/\w+(/\w+)*)\.py$"
 )
-"""Files whose frames call the test, or stand between its assertion and the exception."""
+"""Files whose frames call the test, or are between its assertion and the exception."""
 
 
 def tell(error: BaseException) -> tuple[str, str]:
-    """The headline and the traceback of an exception; frames of torch's harness and ours are folded into a line."""
+    """Return headline and traceback of an exception. Frames of torch's harness and of disttest are removed."""
     told = traceback.TracebackException.from_exception(error)
     _fold(told)
     name = type(error).__name__
@@ -31,7 +31,7 @@ def tell(error: BaseException) -> tuple[str, str]:
 
 
 def _bare(name: str, told: traceback.TracebackException) -> str:
-    """An assertion without a message: the line says what was asserted."""
+    """Return the headline of an assertion without a message: the asserted line."""
     line = told.stack[-1].line if told.stack else ""
     return f"{name}: {line}" if line else name
 
@@ -41,7 +41,7 @@ def _fold(told: traceback.TracebackException | None) -> None:
     while told is not None and id(told) not in seen:
         seen.add(id(told))
         own = [frame for frame in told.stack if not _HARNESS.search(frame.filename)]
-        if own:  # else the harness itself has failed, and its frames are all there is
+        if own:  # otherwise the harness itself has failed
             told.stack = traceback.StackSummary.from_list(own)
         told = told.__cause__ or told.__context__
 
@@ -49,13 +49,13 @@ def _fold(told: traceback.TracebackException | None) -> None:
 def thread_records(
     size: int, raised: Sequence[tuple[int, BaseException]], *, log: str
 ) -> tuple[RankRecord, ...]:
-    """What the ranks of a test did that are threads of one process.
+    """Return the records of ranks that were threads of one process.
 
     Args:
-        size: how many there were.
-        raised: rank and exception of those that did not end well, in the order of time. A thread that waits for another
-            one that has failed is woken by a SystemExit.
-        log: of the process that they share.
+        size: number of threads.
+        raised: rank and exception of those that failed, in order of time. A thread that waits for a failed one is
+            woken by a SystemExit.
+        log: log of the process that they share.
     """
     by_rank: dict[int, tuple[int, BaseException]] = {}
     for order, (rank, error) in enumerate(raised):
@@ -78,5 +78,5 @@ def _thread_record(rank: int, raised: tuple[int, BaseException] | None, log: str
         outcome=Outcome.FAILED,
         message=clean_text(message)[:2000],
         details=shorten(clean_text(details)),
-        failed_after_s=order * 1e-6,  # when is not known, only which came first
+        failed_after_s=order * 1e-6,  # only the order is known
     )

@@ -1,4 +1,4 @@
-"""Starts ranks for a test's main process, supervises them, and tells both the test and the world."""
+"""The host of a main process: starts and supervises ranks, and reports to the test and to the world."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from disttest.testing.hosting import Body, RanksFailed
 
 
 class ForkHost:
-    """The host of a main process: its ranks are forks of it."""
+    """The host of a main process. Its ranks are forks of this process."""
 
     def __init__(
         self, spec: RankSpec, channel: Channel, config: pytest.Config, skips: dict[int, str]
@@ -61,12 +61,12 @@ class ForkHost:
         self._may_differ = False
         """Whether the running test is marked ``ranks_may_differ``."""
         self._is_torchs = True
-        """Whether torch's rules say anything of the running test."""
+        """Whether torch's rules apply to the running test."""
         self._launches = 0
-        """How often the running test has started ranks."""
+        """Number of times that the running test has started ranks."""
         self._began_s = 0.0
         self._stop: RunStop | None = None
-        """A rank has ended the run."""
+        """Request of a rank to end the run."""
         self._team: Team | None = None
         self._kept: Team | None = None
         self._lent = LentTeam()
@@ -85,25 +85,25 @@ class ForkHost:
 
     @property
     def may_reuse(self) -> bool:
-        """Whether the ranks of the running test may have run another one of its class."""
+        """Whether the ranks of the running test may have run another test of its class."""
         return self._running().reuse
 
     # --- around a test
 
     def begin(self, order: RunTest, *, may_differ: bool, is_torchs: bool) -> None:
-        """A test begins in this main process.
+        """Start a test in this main process.
 
         Args:
-            order: the world's.
-            may_differ: whether it is marked so.
-            is_torchs: whether its class is of torch's kind, whose own rules are told beside ours.
+            order: the order of the world.
+            may_differ: whether the test is marked ``ranks_may_differ``.
+            is_torchs: whether its class is of torch's kind, whose own rules are reported as well.
         """
         self._order, self._may_differ, self._is_torchs = order, may_differ, is_torchs
         self._launches = 0
         self._began_s = monotonic()
 
     def settle(self) -> None:
-        """The test is over; ranks that it never waited for are ended, and count against it."""
+        """Finish the test. Ranks that it never waited for are ended and count as failures."""
         if self._team is not None:
             team, self._team = self._team, None
             attempt = self._attempt(team, ExitRule(), limit_s=0.0)
@@ -131,7 +131,7 @@ class ForkHost:
         return team.ranks
 
     def lend(self, loan: Loan) -> Sequence[Rank]:
-        """Start the ranks of the running test, or take those that have passed another one of its class."""
+        """Start the ranks of the running test, or reuse those that have passed another test of its class."""
         if not self._lent.may_run(loan):
             self._end_lent()
             team = Team(self._spec, loan.size)
@@ -148,7 +148,7 @@ class ForkHost:
     def _serve_loans(
         self, loan: Loan, inheritance: Inheritance, rank: int, channel: Channel, _mine: Account, stacks: Path
     ) -> TestDone:
-        """In a rank."""
+        """Serve the requests in a rank."""
 
         def run(order: RunTest, pipe: ChannelPipe) -> None:
             loan.run(rank, order.method, order.file_name, pipe)
@@ -162,10 +162,10 @@ class ForkHost:
             team.dismiss()
 
     def join(self, rule: ExitRule) -> None:
-        """Wait for the ranks of the running test, report them, and raise what they came to.
+        """Wait for the ranks of the running test, report them, and raise their failure.
 
         Raises:
-            RanksWereUsed: it is to be run once more, in new ranks.
+            RanksWereUsed: the test must run again in new ranks.
         """
         team, self._team = self._team, None
         if team is None or not team.ranks:
@@ -194,13 +194,13 @@ class ForkHost:
         join: Callable[[], None],
         said: Callable[[], Mapping[int, str]],
     ) -> None:
-        """Ranks that the class started by itself, with ``multiprocessing``: wait its way, judge ours.
+        """Wait for ranks that the class started with ``multiprocessing``, and judge them by disttest's rules.
 
         Args:
-            processes: of ``multiprocessing``, one for each rank.
-            rule: which exit codes are fine.
-            join: waits for them as the class does, and raises what it makes of them.
-            said: the tracebacks that they sent, by process id; asked when they were waited for.
+            processes: processes of ``multiprocessing``, one for each rank.
+            rule: the allowed exit codes.
+            join: waits for them as the class does, and raises its verdict.
+            said: returns the tracebacks that they sent, by process id; called after the wait.
         """
         began_s = monotonic()
         try:
@@ -216,7 +216,7 @@ class ForkHost:
         self._raise_outcome(records, rule)
 
     def report_passed(self, size: int) -> None:
-        """So many ranks have passed, says the class, which has started them by itself and knows no more of them."""
+        """Report ranks that passed according to the class, which has started them and has no further data."""
         records = (
             RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.PASSED, phase="call")
             for rank in range(size)
@@ -226,7 +226,7 @@ class ForkHost:
     # --- ranks that are threads of this process
 
     def report_threads(self, size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
-        """Report the threads of a test as its ranks, if one has failed; a skip or a pass is the main process's to tell."""
+        """Report the threads of a test as its ranks if one has failed. The main process reports a skip or a pass."""
         records = thread_records(size, raised, log=f"{self._running().folder}/main.log")
         if any(record.outcome is Outcome.FAILED for record in records):
             self._channel.send(RanksJoined(records=records, threads=True))
@@ -236,7 +236,7 @@ class ForkHost:
     def keep(
         self, owner: object, size: int, prepare: Callable[[int], None], run: Callable[[str], None]
     ) -> None:
-        """Start ranks that stay, unless they are there already and well."""
+        """Start ranks that stay, unless healthy ones exist."""
 
         def run_whole(name: str) -> None:
             run(name)
@@ -257,7 +257,7 @@ class ForkHost:
             )
 
     def run_kept(self, owner: object, name: str) -> None:
-        """Have the kept ranks run one test; ranks that failed are replaced before the next one."""
+        """Have the kept ranks run one test. Ranks that failed are replaced before the next one."""
         team = self._kept
         if team is None or team.owner != owner:
             raise RanksFailed(NO_RANKS)
@@ -272,17 +272,17 @@ class ForkHost:
         self._raise_outcome(records, ExitRule())
 
     def release(self, owner: object, *, limit_s: float = RANKS_LEAVE_S) -> None:
-        """Let the kept ranks leave (those of this owner, or anybody's)."""
+        """Let the kept ranks exit: those of this owner, or of any if it is None."""
         if owner is None:
             self._end_lent()
         if self._kept is not None and owner in (None, self._kept.owner):
             self._kept.dismiss(limit_s=limit_s)
             self._kept = None
 
-    # --- inside
+    # --- internals
 
     def _wait_for_gpus(self) -> None:
-        """In a rank whose test has passed: what still runs on its GPU may fail, and would be nobody's then."""
+        """Wait for the GPU in a rank whose test has passed: work that fails later would belong to no test."""
         if self.on_gpus and self._spec.settings.verdict is VerdictRule.STRICT:
             from disttest.runtime.rank.gpu_state import wait_for_gpus
 
@@ -294,7 +294,7 @@ class ForkHost:
         return self._order
 
     def _log(self, rank: int) -> str:
-        """Where a rank's log of the running test comes to lie, relative to the results directory."""
+        """Return the path of a rank's log of the running test, relative to the results directory."""
         return f"{self._running().folder}/rank{rank}.log"
 
     def _give_out(self, team: Team, **told: str | Variables) -> None:
@@ -304,7 +304,7 @@ class ForkHost:
             handle.channel.send(msgspec.structs.replace(self._running(), next_nodeid=None, log=log, **told))
 
     def _note_launch(self, team: Team, size: int) -> None:
-        """Ranks that a test launches after others write into the logs of those, which say where that begins."""
+        """Mark a further launch of the same test in the logs, which its ranks continue."""
         self._launches += 1
         if self._launches == 1:
             return
@@ -370,7 +370,7 @@ class ForkHost:
         )
 
     def _are_good(self, records: Sequence[RankRecord]) -> bool:
-        """Whether nothing is wrong with any of them, nor between them."""
+        """Return whether all ranks passed or skipped, and agree with each other."""
         bad = any(record.outcome is None or record.outcome.is_bad for record in records)
         return not bad and not disagreement(records, may_differ=self._may_differ)
 
@@ -379,7 +379,7 @@ class ForkHost:
 
     @contextlib.contextmanager
     def _heeding_the_world(self, supervisor: Supervisor, attempt: HostedAttempt) -> Iterator[None]:
-        """While ranks are watched, a cancelled run ends them with their stacks taken."""
+        """Watch the channel to the world meanwhile: a cancelled run ends the ranks after taking their stacks."""
 
         def on_message() -> None:
             for message in self._channel.receive(wait=False):

@@ -1,4 +1,4 @@
-"""Forks ranks of a main process, and hands them over to those who supervise them."""
+"""Forks the ranks of a main process and passes them to their supervisor."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.rank_handles import RankProcessHandle
 
 RankMain = Callable[[int, Channel, Account, Path], TestDone]
-"""The life of a rank: its number, its channel, its account of the first test, where it puts its stacks -> its last word."""
+"""Main function of a rank, called with number, channel, report and path of stacks; returns the last message."""
 
 
 class RankStarter:
     """Starts the ranks of one main process."""
 
     def __init__(self, spec: RankSpec, channel: Channel, config: pytest.Config) -> None:
-        """A starter in a main process.
+        """Create the starter of a main process.
 
         Args:
-            spec: of the main process.
-            channel: to its world, which no rank may hold.
-            config: pytest's.
+            spec: description of the main process.
+            channel: channel to its world, which no rank may hold.
+            config: pytest's configuration.
         """
         self._spec, self._channel, self._config = spec, channel, config
         self._starts = 0

@@ -1,4 +1,4 @@
-"""The side of a hosted rank: settles in, runs the test's body, and says how it went. An island below the host."""
+"""The part in a hosted rank: it prepares the process, runs the test's body, and reports its outcome."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _account: Account | None = None
 
 
 def current_account() -> Account | None:
-    """In a rank: where the patched classes report what the test raised."""
+    """Return the report of this rank, to which the patched classes report exceptions of the test."""
     return _account
 
 
 def settle_in(
     config: pytest.Config, log: Path, stacks: Path, threads: int, captured: Iterable[logging.Logger]
 ) -> None:
-    """What a freshly forked rank does first; ``captured`` are the loggers that pytest listened to when it was forked."""
+    """Prepare a freshly forked rank; ``captured`` are the loggers that pytest listened to when it was forked."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     provide_host(None)
     use_cuda_freely()
@@ -46,7 +46,7 @@ def settle_in(
 
 
 def account_for(channel: Channel, post_mortem: PostMortem | None) -> Account:
-    """A new account of this rank, also the current one."""
+    """Create a new report of this rank, and make it the current one."""
     global _account
     _account = Account(channel, post_mortem)
     return _account
@@ -69,7 +69,7 @@ def serve_tests(
     run: Callable[[str], None],
     skips: dict[int, str],
 ) -> TestDone:
-    """Run one test after another until told to leave; a failed preparation answers for every test."""
+    """Run one test after another until the main process ends the rank. A failed preparation fails every test."""
     unprepared = _attempt_to(lambda: prepare(rank))
     while (order := next_order(channel)) is not None:
         point_output_at(order.log)
@@ -85,7 +85,7 @@ def serve_tests(
 
 @contextmanager
 def sending_warnings(channel: Channel) -> Iterator[None]:
-    """Send the warnings of a test to the main process, which pytest's own recorder does not reach."""
+    """Send the warnings of a test to the main process, because pytest's own recorder does not reach this rank."""
     recorder = TestRecorder()
     with recording_warnings(recorder):
         yield

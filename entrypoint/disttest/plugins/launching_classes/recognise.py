@@ -1,4 +1,4 @@
-"""From a collected method to what it needs of a host: which kind its class is, and how many ranks it starts."""
+"""Recognition of test classes that start ranks: their kind, and the number of ranks."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from disttest.runtime.controller.wanted_worlds import OwnWorld, marked_device, n
 
 
 class Hosted(Frozen):
-    """The class of a test that starts its ranks, as far as it is known before any process starts."""
+    """Properties of a test class that starts its ranks, as far as they are known before any process starts."""
 
     kind: WorldKind
     size: int
-    """1 where the class will only say later."""
+    """Number of ranks; 1 if the class decides later."""
     limit_s: float = 0.0
-    """The limit of the class; 0: it has none."""
+    """Time limit of the class; 0 if it has none."""
     why_new_ranks: str | None = None
-    """Why ranks that it starts are new for each test, empty if they need not be; None for classes that are not asked."""
+    """Why its ranks must be new for each test; empty if they may be reused, None if the class is never reused."""
     refusal: str = ""
-    """Why none of its ranks would run here; empty when some would. Torch's harness passes such a test."""
+    """Why none of its ranks would run here; empty if some would. torch's harness passes such a test."""
 
 
 _STARTING = {
     "MultiProcContinuousTest": "_ensure_processes_spawned",
     "MultiProcessTestCase": "join_or_run",
 }
-"""Bases -> the method by which their ranks come into the test; a class that has its own only simulates them."""
+"""Bases, mapped to the method that starts their ranks. A class that overrides it only simulates ranks."""
 _NO_ACCELERATOR = (
     "needs an accelerator: its class runs one rank on each, and this machine has none (torch's harness starts no rank and "
     "passes the test)"
@@ -47,11 +47,11 @@ _NO_ACCELERATOR = (
 
 
 def world_of(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
-    """The ranks that the class of a test starts; None for other tests.
+    """Return the world of the ranks that the class of a test starts; None for other tests.
 
     Args:
         item: the test.
-        options: of the run.
+        options: options of the run.
         host: the machine that the tests are collected for.
 
     Raises:
@@ -77,7 +77,7 @@ def _shape(item: pytest.Item, found: Hosted, options: RunOptions, host: TargetHo
             f"{item.nodeid}: a world_size mark on a test whose class starts its ranks by itself; "
             "set the world_size of the class instead"
         )
-    # Such a class says by itself which backends it uses: unless it is marked, it may need what the run has.
+    # Such a class chooses its own backends. Unless it is marked, it may need all devices of the run.
     device = marked_device(item) or host.device
     suitable = (
         name for name in options.backend if device != CPU or not backend_named(name).needs_accelerator
@@ -89,7 +89,7 @@ def _shape(item: pytest.Item, found: Hosted, options: RunOptions, host: TargetHo
 def _new_ranks_because(
     item: pytest.Item, found: Hosted, options: RunOptions, host: TargetHost, *, by_plugin: str
 ) -> str | None:
-    """Why ranks that its class starts are new for the test, empty if they need not be; None where that is no question."""
+    """Return why its ranks must be new for the test; empty if they may be reused, None if that is no question."""
     if found.why_new_ranks is None or options.isolation is not Isolation.WARM:
         return None
     reasons = {
@@ -104,7 +104,7 @@ def _new_ranks_because(
 
 
 def inspect_class(item: Any) -> Hosted | None:
-    """What the class of a test says of its ranks; None for a test that does not start ranks by itself."""
+    """Return the properties of a test's class; None for a test that does not start ranks."""
     if not isinstance(item, TestCaseFunction):
         return _launched(item)
     cls: Any = getattr(item.parent, "obj", None)
@@ -130,7 +130,7 @@ def _why_new_ranks(item: Any, cls: Any, kind: WorldKind) -> str | None:
 
 
 def _fixture_of_test(item: Any) -> str:
-    """A fixture that is set up anew for the test, and may do as much as a ``setUp``; not those that pytest makes of methods."""
+    """Return a fixture that runs for each test like a ``setUp``, except those that pytest makes of methods."""
     chains = item._fixtureinfo.name2fixturedefs.items()  # noqa: SLF001
     return next((name for name, chain in chains if chain[-1].scope == "function" and name[0] != "_"), "")
 
@@ -144,17 +144,18 @@ def _launched(item: Any) -> Hosted | None:
 
 
 def is_asked(node: Any) -> bool:
-    """Whether the user wants torch's own classes of this test on supervised ranks: by an option or by a mark."""
-    marks = ("hosted", "world_size")  # a world for such a class is an error, which is found nowhere else
+    """Return whether the user enabled supervised ranks for torch's classes of this test, by an option or a mark."""
+    # a world_size mark on such a class is an error that is only found this way
+    marks = ("hosted", "world_size")
     return hosts_all(node.config) or any(map(node.get_closest_marker, marks))
 
 
 def kind_of(cls: type, *, torchs: bool) -> WorldKind | None:
-    """How the class meets its ranks; None for any other class. Reads torch's bases, and imports nothing.
+    """Return how the class gets its ranks; None for any other class. It reads torch's bases and imports nothing.
 
     Args:
         cls: any test class.
-        torchs: whether torch's own classes count; ours always do, since they have no other way to run.
+        torchs: whether torch's own classes count. disttest's always do, because they have no other way to run.
     """
     declared = getattr(cls, "__disttest_kind__", None)
     if declared is not None:
@@ -178,16 +179,16 @@ def _bases(module: Any, *names: str) -> tuple[type, ...]:
 
 
 def _world_size(cls: Any, name: str) -> Any:
-    """The instance's ``world_size``; None where it cannot be told before ``setUp``."""
+    """Return the instance's ``world_size``; None if it is unknown before ``setUp``."""
     try:
         return cls(name).world_size
-    except Exception:  # noqa: BLE001  # a class may be of any mind; its own run will say what is wrong
+    except Exception:  # noqa: BLE001  # a class may raise anything; its own run reports the reason
         method = getattr(cls, name, None)
         return next((getattr(method, mark) for mark in _SIZES_OF_METHODS if hasattr(method, mark)), None)
 
 
 _SIZES_OF_METHODS = ("_required_world_size", "_min_gpus_required")
-"""What torch's decorators note at a method of the ranks that it needs; the class reads it when the test runs."""
+"""Attributes in which torch's decorators store the ranks that a method needs."""
 
 
 def _size(value: Any) -> int:
@@ -203,7 +204,7 @@ def _limit_s(name: str) -> float:
 
 
 def _refusal(cls: type, value: Any, kind: WorldKind) -> str:
-    """A number of ranks that is worked out, and comes to 0, has been taken from devices; one that is written down is a slip."""
+    """Return why no rank can run. A computed size of 0 comes from missing devices; a literal 0 is a mistake."""
     counted = isinstance(inspect.getattr_static(cls, "world_size", None), property)
     return (
         _NO_ACCELERATOR

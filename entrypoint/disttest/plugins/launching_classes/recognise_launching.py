@@ -1,4 +1,4 @@
-"""Which test classes launch their ranks by themselves (``is_dist_test``, as DeepSpeed's), and what such a class says of them.
+"""Recognition of test classes that launch their ranks (``is_dist_test``, as DeepSpeed's), and their properties.
 
 Nothing here starts a process.
 """
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 _WAYS = ("_launch_daemonic_procs", "_launch_non_daemonic_procs")
-"""Where a class has them, its ``_launch_procs`` looks for devices first, and then takes one of these."""
+"""Methods of some classes: their ``_launch_procs`` looks for devices first, and then calls one of these."""
 
 
 def launches_ranks(cls: type) -> bool:
-    """Whether the class is of this kind, and has but one way to launch ranks: one that a subclass has made up is left alone."""
+    """Return whether the class is of this kind and has a single way to launch ranks. Overridden ways are left alone."""
     return (
         bool(getattr(cls, "is_dist_test", False))
         and callable(getattr(cls, "_dist_run", None))
@@ -22,7 +22,7 @@ def launches_ranks(cls: type) -> bool:
 
 
 def most_ranks(item: Any) -> int:
-    """How many ranks a test of such a class has at most at one time: its own, or those of a fixture that it uses."""
+    """Return the largest number of simultaneous ranks of such a test: its own, or those of a fixture that it uses."""
     mark = item.get_closest_marker("world_size")
     told = getattr(getattr(item, "callspec", None), "params", {})
     asked = mark.args[0] if mark and mark.args else told.get("world_size", getattr(item.cls, "world_size", 1))
@@ -35,18 +35,18 @@ def most_ranks(item: Any) -> int:
 
 
 def limit_s(cls: type) -> float:
-    """How long the class gives its ranks; 0: it does not say."""
+    """Return the time limit that the class gives its ranks; 0 if it has none."""
     limit = getattr(cls, "exec_timeout", 0)
     return float(limit) if isinstance(limit, int | float) else 0.0
 
 
 def launchers(cls: type) -> tuple[str, ...]:
-    """The methods in which it launches them."""
+    """Return the methods in which it launches them."""
     return tuple(name for name in _WAYS if hasattr(cls, name)) or ("_launch_procs",)
 
 
 def definitions(cls: type, name: str) -> list[type]:
-    """The classes that define a method of it, in the order in which it is looked for."""
+    """Return the classes that define a method, in method resolution order."""
     return [base for base in cls.__mro__ if name in vars(base)]
 
 

@@ -1,7 +1,7 @@
-"""Whether ranks of a test class may run one test after another: only where the class does nothing but start them.
+"""Rules for the reuse of a class's ranks: it is allowed only if the class does nothing but start them.
 
-Decided from what the class and its bases define, by name and by the names in their bytecode; nothing of them is called.
-When in doubt, ranks are new.
+The decision uses the definitions of the class and its bases, by name and by the names in their bytecode; none of
+them is called. When in doubt, ranks are new.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ITS_OWN_WAY = frozenset(
         *("join_or_run", "_join_processes", "_check_return_codes", "_start_processes", "_spawn_processes"),
     }
 )
-"""What starts, joins and judges ranks: a class that has its own is left alone."""
+"""Methods that start, join and judge ranks. A class that overrides one is left alone."""
 _HARMLESS = {
     "setUp": frozenset({"super", "setUp", "_spawn_processes", "_start_processes"}),
     "tearDown": frozenset(
@@ -27,7 +27,7 @@ _HARMLESS = {
         }
     ),
 }
-"""Methods that run in the main process -> the names that they may use."""
+"""Methods that run in the main process, mapped to the names that they may use."""
 _OF_TORCH = {
     "TestDistBackend": {
         "setUp": _HARMLESS["setUp"]
@@ -45,26 +45,26 @@ _OF_TORCH = {
     },
     "DistributedTest._DistTestBase": {},
 }
-"""Classes of torch's own suite -> their methods that are known: they make a group, run the test and destroy the group."""
+"""Classes of torch's own suite, mapped to their methods that only make a group and run the test in it."""
 _SUITE = "torch.testing._internal.distributed.distributed_test"
 _SHARED = frozenset({"os", "environ", "getenv", "get", "pop", "int", "str", "world_size"}) | {
     name
     for name, value in vars(builtins).items()
     if isinstance(value, type) and issubclass(value, BaseException)
 }
-"""Those that any of them may use: variables of the environment are told to living ranks."""
+"""Names that all methods may use. Living ranks are notified of changed environment variables."""
 _OF_PROCESSES = frozenset(
     {"processes", "pid_to_pipe", "exitcode", "special_return_code_checks", "skip_return_code_checks"}
 )
-"""Names that tell of processes and how they end: a rank that stays has not ended."""
+"""Names related to processes and their exit codes: a rank that stays has not exited."""
 
 
 def why_new_ranks(cls: type, base: type) -> str:
-    """Why each test of the class gets new ranks; empty where they may have run another test of it.
+    """Return why each test of the class gets new ranks; empty if its tests may share ranks.
 
     Args:
         cls: a test class.
-        base: torch's, by which it starts its ranks.
+        base: torch's base class, which starts its ranks.
     """
     for each in own_classes(cls, base):
         known = _OF_TORCH.get(each.__qualname__) if each.__module__ == _SUITE else None
@@ -77,7 +77,7 @@ def why_new_ranks(cls: type, base: type) -> str:
 
 
 def own_classes(cls: type, base: type) -> Iterator[type]:
-    """The class and those of its bases that are not torch's one, nor bases of that."""
+    """Yield the class and its bases, without torch's base class and the bases of that."""
     return (each for each in cls.__mro__ if not issubclass(base, each))
 
 
@@ -97,7 +97,7 @@ def _objection(owner: type, name: str, value: Any, cls: type, known: Mapping[str
 
 
 def _names(value: Any) -> Iterator[str]:
-    """The names of globals and attributes that a function uses, with those of what it wraps or defines."""
+    """Yield the names of globals and attributes that a function, its wrapped and its inner functions use."""
     for function in _functions(value):
         codes = [function.__code__]
         while codes:

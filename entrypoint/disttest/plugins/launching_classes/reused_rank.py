@@ -1,4 +1,4 @@
-"""In a rank that stays: one test after another, each as in a new rank, for as long as nothing is left of the last one."""
+"""The part in a rank that stays: it runs test after test, each as in a new rank, until one leaves state behind."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def serve_loans(
     skips: Mapping[int, str],
     settle_for: Callable[[RunTest], None],
 ) -> TestDone:
-    """Run tests until told to leave, or until one has left something; then the end of that one.
+    """Run tests until the main process ends the rank, or until a test has left state behind; return its last message.
 
     Args:
-        channel: to the main process.
-        run: the body of a test.
-        inheritance: what this process has from that one, the modules of the tests among it.
+        channel: channel to the main process.
+        run: runs the body of a test.
+        inheritance: state inherited from the main process, including the tests' modules.
         skips: exit codes that mean a skip.
-        settle_for: what a rank does first for a test.
+        settle_for: prepares the rank for a test.
     """
     state = _State(inheritance)
     while (order := next_order(channel)) is not None:
@@ -46,7 +46,7 @@ def serve_loans(
         mine = account_for(channel, None)
         pipe = ChannelPipe(mine)
         with sending_warnings(channel):
-            code = _run(lambda: run(order, pipe), mine, state)  # noqa: B023  # called at once
+            code = _run(lambda: run(order, pipe), mine, state)  # noqa: B023  # called immediately
         mine.report_end(code, skips)
         pipe.close()
         if code not in (0, *skips):
@@ -58,7 +58,7 @@ def serve_loans(
 
 
 def settle_for_test(config: pytest.Config, stacks: Path, order: RunTest) -> None:
-    """What a new rank finds by itself: its own log, other random numbers, the name of its test."""
+    """Prepare the rank like a new one: a separate log, other random numbers, the name of its test."""
     redirect_output(config, Path(order.log))
     register_stacks(stacks)
     os.environ["PYTEST_CURRENT_TEST"] = f"{order.nodeid} (call)"  # noqa: TID251
@@ -68,22 +68,22 @@ def settle_for_test(config: pytest.Config, stacks: Path, order: RunTest) -> None
 
 
 class _State:
-    """What this process looked like before its first test."""
+    """The state of this process before its first test."""
 
     def __init__(self, inheritance: Inheritance) -> None:
         gc.freeze()
         self._facts = hygiene.read_facts()
         self._inheritance = inheritance
         self.threads: tuple[str, ...] = ()
-        """Those that Python has ended, as it does when a process leaves: it starts some kinds of them no more."""
+        """Threads that Python has ended as it does at exit. It cannot start some kinds of threads again."""
 
     def hear(self, variables: Variables) -> None:
-        """The environment of the main process has changed, as a new rank would find it."""
+        """Apply changes of the main process's environment, which a new rank would inherit."""
         if variables:
             self._facts |= hygiene.set_variables(variables)
 
     def left(self, *, skipped: bool) -> tuple[str, ...]:
-        """What a test has left, in words, once what can be put back was put back."""
+        """Describe state that a test has left, after restoring what can be restored."""
         if skipped:
             _destroy_groups()
         if left := (*self.threads, *_group(), *self._modules_changed(), *watchdog.stop_leftover()):
@@ -91,7 +91,9 @@ class _State:
         cleanup = hygiene.clean_up(self._facts, self._facts, pristine=self._facts, shared_fixtures=False)
         if cleanup.kept or cleanup.store_keys:
             return (*cleanup.kept, *(f"store key {key}" for key in cleanup.store_keys))
-        gc.collect()  # or what hangs in a cycle, such as a group, would be destroyed in the middle of another test
+        # Otherwise an object in a reference cycle, such as a group, would be destroyed in the middle of another
+        # test.
+        gc.collect()
         flush_output()
         plugin_manager().call("disttest_process_saves")
         return ()
@@ -104,7 +106,8 @@ class _State:
 def _run(body: Callable[[], object], account: Account, state: _State) -> int:
     def end_threads() -> None:
         others = (each for each in threading.enumerate() if each is not threading.main_thread())
-        of_python = [each for each in others if not isinstance(each, threading._DummyThread)]  # noqa: SLF001  # of C++
+        # dummy threads belong to C++
+        of_python = [each for each in others if not isinstance(each, threading._DummyThread)]  # noqa: SLF001
         if of_python:
             state.threads = tuple(f"thread {each.name}" for each in of_python)
             threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -113,19 +116,20 @@ def _run(body: Callable[[], object], account: Account, state: _State) -> int:
 
 
 def _group() -> tuple[str, ...]:
-    """The process group that the test has left: to destroy it may take its peers."""
+    """Return the process group that the test has left, because destroying it may need its peers."""
     return ("process group (not destroyed)",) if _groups() else ()
 
 
 def _destroy_groups() -> None:
-    """Destroy those of a test that was skipped, as the end of a new rank does; gloo's need no peer for that."""
+    """Destroy the groups of a skipped test, as the end of a new rank does. gloo's need no peer for that."""
     if (backends := _groups()) and all(backend == "gloo" for backend in backends):
         sys.modules["torch.distributed"].destroy_process_group()
 
 
 def _groups() -> list[str]:
-    """The backends of all groups."""
+    """Return the backends of all groups."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return []
-    return [dist.get_backend(group) for group in dist.distributed_c10d._world.pg_map]  # noqa: SLF001  # no public list
+    # torch has no public list of groups
+    return [dist.get_backend(group) for group in dist.distributed_c10d._world.pg_map]  # noqa: SLF001

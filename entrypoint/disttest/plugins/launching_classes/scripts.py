@@ -1,4 +1,4 @@
-"""Collects test files that are scripts, too: those of torch are started as ``python FILE``."""
+"""Collection of test files that are scripts as well: torch's are started as ``python FILE``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from disttest.runtime.controller.leaving_imports import report_of, staying
 
 
 def find_siblings(path: Path) -> None:
-    """Put the folder of a script where ``python FILE`` has it: first, and for good, since tests import late."""
+    """Put the folder of a script first on the path, as ``python FILE`` does."""
+    # It stays there, because tests import late.
     folder = str(path.parent)
     if folder not in sys.path and b"__main__" in path.read_bytes():
         sys.path.insert(0, folder)
 
 
 def collect_script(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Around the collection of a file: it may import its neighbours, and may end the process while it is imported."""
+    """Wrap the collection of a file that may import neighbouring files, and may end the process during import."""
     if isinstance(collector, pytest.Module):
         find_siblings(collector.path)
     try:

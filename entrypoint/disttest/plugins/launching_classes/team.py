@@ -1,4 +1,4 @@
-"""The ranks of a main process: the living ones, and what their ends mean."""
+"""The ranks of a main process: the living ones, and the interpretation of their exits."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from disttest.runtime.world.rank_handles import Supervisor
 
 
 class HostedAttempt(Attempt):
-    """An attempt whose ranks leave by themselves, with codes that the test may have asked for."""
+    """An attempt whose ranks exit on their own, with codes that the test may have requested."""
 
     rule: ExitRule = ExitRule()
     skips: Mapping[int, str] = MappingProxyType({})
     waits_for_peers: bool = False
-    """Torch's way: only an error ends the others early, a death does not."""
+    """Whether only an error ends the other ranks early, and a crash does not, as with torch's harness."""
     main: PhaseCell | None = None
-    """Where the main process says that one of its ranks is debugged, so that its own limit stands still, too."""
+    """Cell in which the main process reports that one of its ranks is debugged, which suspends its own limit, too."""
 
     def hold(self, now_s: float, *, on: bool) -> None:
-        """Have the limits stand still while a rank is debugged."""
+        """Suspend the limits while a rank is debugged."""
         super().hold(now_s, on=on)
         if self.main is not None:
             self.main.hold(on)
 
     def note_death(self, progress: RankProgress) -> None:
-        """A rank ended: a failure unless its code says otherwise."""
+        """Handle the exit of a rank: a failure unless its code is allowed."""
         record = self.read(progress)
         died = record.outcome is None or record.outcome.is_bad
         if died and not self.waits_for_peers:
             self.note_end(progress)
 
     def read(self, progress: RankProgress) -> RankRecord:
-        """This rank's part, its exit code understood."""
+        """Return this rank's record with its exit code interpreted."""
         return read_record(progress.record(self.started_s), self.rule, self.skips)
 
 
 class Rank:
-    """A rank as tests see it: the part of ``multiprocessing.Process`` that they look at."""
+    """A rank with the part of the interface of ``multiprocessing.Process`` that tests use."""
 
     def __init__(self, rank: int, child: Child) -> None:
         self.name = f"process {rank}"
@@ -65,32 +65,32 @@ class Rank:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it lives; minus the signal's number where one ended it."""
+        """Exit code; None while it lives, negative for a signal."""
         if self._code is not None:
             return self._code
         ended = self._ended = self._ended or self._child.poll()
         return None if ended is None else ended.returncode
 
     def note_end(self, code: int) -> None:
-        """For the test it has ended, with this code; its process runs others."""
+        """Set the exit code for the current test; the process goes on with other tests."""
         self._code = code
 
     def is_alive(self) -> bool:
-        """Whether it lives."""
+        """Return whether it is alive."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait for its exit."""
         if self.exitcode is None:
             self._child.wait(timeout if timeout is not None else float(10**6))
 
     def terminate(self) -> None:
-        """Ask it to end; fine if it has."""
+        """Send SIGTERM, unless it has exited."""
         if self.exitcode is None:
             self._child.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it; fine if it has ended."""
+        """Send SIGKILL, unless it has exited."""
         if self.exitcode is None:
             self._child.signal(signal.SIGKILL)
 
@@ -100,26 +100,27 @@ class Team:
 
     def __init__(self, spec: RankSpec, size: int) -> None:
         self.supervisor = Supervisor(spec.home, spec.settings)
-        self.watches = self.supervisor.start_watches(size) if size else {}  # torch lets a class have no ranks
+        # torch allows a class without ranks
+        self.watches = self.supervisor.start_watches(size) if size else {}
         self.held = PhaseBoard(size) if spec.settings.is_debugged and size else None
-        """Which of its ranks somebody debugs."""
+        """Cells that show which of its ranks is debugged."""
         self.ranks: list[Rank] = []
         self.owner: object = None
         self.broken = False
         self.before = forked_children()
         self.captured = captured_loggers()
-        """Those that pytest listens to here, which its ranks are to forget."""
+        """Loggers that pytest listens to in this process, which its ranks must detach."""
 
     def is_alive(self) -> bool:
-        """Whether no process of it has ended."""
+        """Return whether none of its processes has exited."""
         return all(handle.child.poll() is None for handle in self.supervisor.handles)
 
     def show_anew(self) -> None:
-        """Another test begins: for that one, its ranks have not ended."""
+        """Reset the handles for another test, in which its ranks have not exited."""
         self.ranks = [Rank(handle.rank, handle.child) for handle in self.supervisor.handles]
 
     def dismiss(self, *, limit_s: float = RANKS_LEAVE_S) -> None:
-        """Let them leave by themselves within the limit, end the rest, and kill what they left behind."""
+        """Let the ranks exit within the limit, kill the rest, and kill the processes that they left behind."""
         handles = self.supervisor.handles
         for handle in handles:
             handle.channel.send(Leave())
@@ -128,7 +129,7 @@ class Team:
             handle.child.wait(deadline - monotonic())
         end_all([handle.child for handle in handles], term_grace_s=RANK_TERM_S)
         for rank in self.ranks:
-            _ = rank.exitcode  # remembered: tests may look at it later
+            _ = rank.exitcode  # stores the code: tests may read it later
         self.supervisor.close()
         if self.held is not None:
             self.held.close()
@@ -137,7 +138,7 @@ class Team:
 
 
 def foreign_record(rank: int, code: int | None, after_s: float, traceback: str = "") -> RankRecord:
-    """What a rank that we did not start came to, by its exit code (None: it still runs) and what it sent."""
+    """Return the record of a rank started by its class, from its exit code (None: running) and its traceback."""
     if code is None:
         return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", hung=True, message="did not end")
     if code < 0:
@@ -165,5 +166,5 @@ def foreign_record(rank: int, code: int | None, after_s: float, traceback: str =
 
 
 def blame_for_waiting(record: RankRecord) -> RankRecord:
-    """The record of a rank that its test never waited for."""
+    """Return the record of a rank that its test never waited for."""
     return msgspec.structs.replace(record, outcome=Outcome.FAILED, hung=False, message=NEVER_JOINED)

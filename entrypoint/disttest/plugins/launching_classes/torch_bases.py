@@ -1,7 +1,7 @@
-"""torch's own test bases, hosted: starting and joining replaced, in this main process only.
+"""torch's own test bases on supervised ranks: starting and joining are replaced, in this main process only.
 
-Everything else is the installed torch's code: its constructors, ``_run``, ``run_test``, ``setUp`` and
-``tearDown``, and whatever a subclass makes of them.
+Everything else is the installed torch's code: its constructors, ``_run``, ``run_test``, ``setUp`` and ``tearDown``,
+and all overrides of subclasses. The replacement follows the fork, so that no other process has a patched torch.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
             host.join(rule)
         except RanksWereUsed:
             self.tearDown()
-            self.setUp()  # which starts new ones
+            self.setUp()  # this starts new ranks
             host.join(rule)
 
     def join_or_run(self: Any, method: Callable[..., Any]) -> Any:
@@ -95,7 +95,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
 
 
 def _keywords(case: Any) -> dict[str, Any]:
-    """The keywords that the installed torch hands to ``_run``, as far as this class's ``_run`` takes them."""
+    """Return the keywords that the installed torch passes to ``_run``, if this class's ``_run`` accepts them."""
     parameters = inspect.signature(type(case)._run).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters}
@@ -112,7 +112,7 @@ def _checked_count(case: Any, host: ForkHost) -> int:
 
 
 def _method_of(case: Any) -> Any:
-    """What a rank runs, as torch has put it aside."""
+    """Return the method that a rank runs, as torch has stored it."""
     return getattr(getattr(case, case._testMethodName), "__wrapped__", None)
 
 
@@ -124,7 +124,7 @@ def _rule_of(case: Any, method: Callable[..., Any]) -> ExitRule:
 
 
 def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The test method; in a rank, whatever it raises is noted."""
+    """Wrap the test method: a rank records any exception that it raises."""
 
     @_like(method)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -141,14 +141,14 @@ def _like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable
 
 
 class _HeardPipe:
-    """The main process's end of the pipe to a rank that torch started; remembers the traceback that came."""
+    """The main process's end of the pipe to a rank that torch started. It stores the received traceback."""
 
     def __init__(self, pipe: Any) -> None:
         self._pipe = pipe
         self.said = ""
 
     def recv(self) -> object:
-        """What the rank sent."""
+        """Receive a message of the rank."""
         message = self._pipe.recv()
         self.said = message if isinstance(message, str) else self.said
         return message
@@ -158,7 +158,7 @@ class _HeardPipe:
 
 
 class _NoPipe:
-    """The main process's end of a rank's pipe: what a rank says arrives by another way."""
+    """The main process's end of a rank's pipe. It carries nothing: a rank reports over its channel."""
 
     closed = False
 
@@ -190,7 +190,7 @@ def _spawn_context() -> Any:
 
 
 def _report_threads(base: Any, host: ForkHost) -> None:
-    """Tell which thread raised what; torch joins and judges them, and makes one text of it all."""
+    """Report the exception of each thread. torch joins and judges them, and merges their texts."""
     join, check = base._join_threads.__func__, base._check_return_codes.__func__
     sizes: list[int] = []
 
@@ -233,7 +233,7 @@ def _host_continuous(base: Any, host: ForkHost) -> None:
             except unittest.SkipTest:
                 raise
             except BaseException:
-                cls._processes_spawned = False  # the next test gets new ranks instead of a poison pill
+                cls._processes_spawned = False  # the next test gets new ranks instead of torch's poison pill
                 raise
 
         return types.MethodType(wrapper, self)

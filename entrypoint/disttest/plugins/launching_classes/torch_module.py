@@ -1,4 +1,4 @@
-"""torch's module of test bases, as far as somebody has imported it: what can be read there before any process starts."""
+"""torch's module of test bases, if it is imported: its data that can be read before any process starts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _NAME = "torch.testing._internal.common_distributed"
 
 
 def torch_module() -> types.ModuleType | None:
-    """torch's module of test bases, if somebody has imported it; nobody is made to."""
+    """Return torch's module of test bases if it is imported. It is never imported here."""
     return sys.modules.get(_NAME)
 
 
 def torch_skips() -> dict[int, str]:
-    """The skip codes of the installed torch."""
+    """Return the skip codes of the installed torch."""
     module = torch_module()
     return {skip.exit_code: skip.message for skip in module.TEST_SKIPS.values()} if module else {}
 
 
 def rank_count(value: Any) -> int:
-    """A ``world_size`` as a number of ranks: an int, or its text, as torch takes both.
+    """Convert a ``world_size`` to a number of ranks. As in torch, it is an int or its text.
 
     Raises:
-        UsageError: it is neither, or not from 1 to the limit.
+        UsageError: it is neither, or not between 1 and the limit.
     """
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)

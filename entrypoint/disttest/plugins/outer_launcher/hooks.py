@@ -1,4 +1,4 @@
-"""The hooks of outer launchers."""
+"""Hooks that hide variables of outer launchers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from disttest.hookspecs import hookimpl
 
 @hookimpl
 def disttest_hidden_variables(environ: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
-    """Those by which torchrun, srun or mpirun name a rank."""
+    """Return the variables by which torchrun, srun or mpirun number a rank."""
     from disttest.plugins.outer_launcher.launchers import find_outer_launchers
 
     return find_outer_launchers(environ)

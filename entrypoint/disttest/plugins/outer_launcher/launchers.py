@@ -1,7 +1,7 @@
-"""The launchers, and the variables by which each names its processes. Pure.
+"""The launchers and the variables by which each numbers its processes. Pure.
 
-A test that reads them would take itself for a rank of that launcher's world and wait for the others
-(https://github.com/pytorch/pytorch/issues/133119). Ranks get variables of their own.
+A test that reads them would act as a rank of that launcher's world and wait for the others
+(https://github.com/pytorch/pytorch/issues/133119). Ranks get variables of their world.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from disttest.model import Frozen
 class _Launcher(Frozen):
     name: str
     size: str
-    """The variable with the number of its processes. With one process, the others describe a test process rightly."""
+    """Variable with the number of its processes. With one process, the others are correct for a test process."""
     variables: tuple[str, ...]
 
 
@@ -51,19 +51,19 @@ _RANK = frozenset({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
 
 
 def find_outer_launchers(environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The launchers that have started this process as one of several.
+    """Find the launchers that started this process as one of several.
 
     Args:
-        environ: the environment of the command.
+        environ: environment of the command.
 
     Returns:
-        Name of the launcher -> its variables that are set.
+        Name of the launcher, mapped to its variables that are set.
     """
     found = {}
     for launcher in _LAUNCHERS:
         size = environ.get(launcher.size, "")
         names = tuple(name for name in launcher.variables if name in environ)
-        # A size alone is somebody's parameter: torch's own tests read WORLD_SIZE.
+        # A size alone may be a parameter: torch's own tests read WORLD_SIZE.
         if size.isdecimal() and int(size) > 1 and _RANK.intersection(names):
             found[launcher.name] = names
     return found

@@ -1,4 +1,4 @@
-"""The hooks by which other plugins of pytest fit runs with ranks."""
+"""Hooks that adapt other plugins of pytest to runs with ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NO_WORLDS_IN_WORKERS = (
     "pytest-xdist cannot run worlds: leave -n out (or give -n 0); disttest runs them side by side itself"
 )
 _OF_THE_CONTROLLER = (
-    "pytest_forked",  # a rank is a process already, and a copy of it is no rank
-    "rerunfailures",  # would repeat one rank, and the others would wait for it in vain
-    "timeout",  # the world keeps the limit, also of ranks that hang where no signal reaches Python
+    "pytest_forked",  # a rank is a process already, and its fork is no rank
+    "rerunfailures",  # it would repeat a single rank, and the others would wait in vain
+    "timeout",  # the world enforces the limit, even where no signal reaches Python
 )
 _NO_FILES = {"allure_report_dir": None, "clean_alluredir": False, "htmlpath": None, "json_report": False}
-"""Options of plugins that write files -> their value where nothing is written."""
+"""Options of plugins that write files, mapped to the value that disables writing."""
 _OVERRULED = "disttest_overruled"
 
 
 @of_pytest(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Change what plugins were asked before they read it."""
+    """Change the options of other plugins before they read them."""
     is_rank = config.getoption("disttest_rank")
     if config.getoption("disttest_supervised") or is_rank:
         _overrule_xdist(config)
@@ -37,13 +37,13 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """What is asked of pytest-xdist and not done."""
+    """Report options of pytest-xdist that are ignored."""
     return [f"disttest: {note}" for note in _overruled(config)]
 
 
 @of_pytest(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A worker of pytest-xdist has no ranks: a test that needs them must not run there as if it needed none."""
+    """Fail a test that needs ranks in a worker of pytest-xdist, which has none."""
     if not hasattr(item.config, "workerinput"):
         return
     import pytest
@@ -56,13 +56,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @hookimpl
 def disttest_leaves_tests(config: pytest.Config) -> bool | None:
-    """pytest-xdist distributes them, or this is one of its workers."""
+    """Leave the tests to pytest-xdist if it distributes them, or if this is one of its workers."""
     return config.pluginmanager.hasplugin("dsession") or hasattr(config, "workerinput") or None
 
 
 @hookimpl
 def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -> Sequence[str]:
-    """What plugins do not do for these tests."""
+    """Note the functions of other plugins that are not available for these tests."""
     measured = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
     notes = _overruled(config)
     if measured and config.pluginmanager.hasplugin("benchmark"):
@@ -74,14 +74,14 @@ def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -
 
 @hookimpl
 def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
-    """The seed that pytest-randomly has drawn."""
+    """Pass on the seed that pytest-randomly has drawn."""
     seed = getattr(config.option, "randomly_seed", None)
     return (f"--randomly-seed={seed}",) if isinstance(seed, int) else ()
 
 
 @hookimpl
 def disttest_retries(item: pytest.Item) -> int | None:
-    """As pytest-rerunfailures was asked, by its option or its mark."""
+    """Return the retries requested from pytest-rerunfailures, by its option or its mark."""
     if not item.config.pluginmanager.hasplugin("rerunfailures"):
         return None
     import pytest_rerunfailures
@@ -92,7 +92,7 @@ def disttest_retries(item: pytest.Item) -> int | None:
 
 @hookimpl
 def disttest_timeout(item: pytest.Item) -> float | None:
-    """The limit that pytest-timeout was given for every test."""
+    """Return the limit that pytest-timeout was given for every test."""
     if not item.config.pluginmanager.hasplugin("timeout"):
         return None
     return getattr(item.config, "_env_timeout", None) or None
@@ -107,7 +107,7 @@ def disttest_process_configure(config: pytest.Config) -> None:
 
 
 def _overrule_xdist(config: pytest.Config) -> None:
-    """Have pytest-xdist distribute nothing, wherever it was asked to (command line, addopts, an ini file)."""
+    """Stop pytest-xdist from distributing tests, wherever it was requested (command line, addopts, an ini file)."""
     asked = config.option
     processes = getattr(asked, "numprocesses", None)
     if not _distributes(asked):
@@ -123,9 +123,9 @@ def _overruled(config: pytest.Config) -> list[str]:
 
 
 def _need_no_failure_server(config: pytest.Config) -> None:
-    """Keep pytest-rerunfailures from starting a thread that hears of crashed workers, where pytest-xdist has none.
+    """Keep pytest-rerunfailures from starting a thread for crashed workers if pytest-xdist has no workers.
 
-    It starts one wherever pytest-xdist is installed, and a process with a thread cannot be forked.
+    It starts the thread wherever pytest-xdist is installed, and a process with that thread cannot be forked.
     """
     plugin = config.pluginmanager.getplugin("rerunfailures")
     if plugin is not None and not _distributes(config.option) and not hasattr(config, "workerinput"):

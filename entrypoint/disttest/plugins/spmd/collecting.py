@@ -1,4 +1,4 @@
-"""The controller's part: it collects as rank 0 does, and gives each test its world."""
+"""The part in the controller: it collects as rank 0 does, and gives each test its world."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from disttest.runtime.rank.rank_spec import place_variables
 
 
 def set_environment(size: str) -> None:
-    """Set the variables of rank 0, but for the rendezvous.
+    """Set the variables of rank 0, except those of the rendezvous.
 
     Args:
-        size: of the world.
+        size: size of the world.
     """
     os.environ.update(place_variables(0, size))  # noqa: TID251
 
 
 def world_of(options: RunOptions, host: TargetHost) -> OwnWorld:
-    """The world of each test.
+    """Return the world of each test.
 
     Args:
-        options: of the run.
+        options: options of the run.
         host: the machine.
     """
     backend = next(iter(options.backend), host.default_backend())
@@ -38,7 +38,7 @@ def world_of(options: RunOptions, host: TargetHost) -> OwnWorld:
 
 
 def name_worlds(items: Iterable[pytest.Item], shape: WorldShape) -> None:
-    """Put the world into the ids of tests, as where it is marked; their names stay as the suite has them."""
+    """Put the world into the ids of tests, as for marked tests; the names of the tests stay."""
     for item in items:
         nodeid, parameters = item.nodeid, getattr(getattr(item, "callspec", None), "id", "")
         base = nodeid.removesuffix(f"[{parameters}]") if parameters else nodeid

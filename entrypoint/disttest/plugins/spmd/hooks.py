@@ -1,4 +1,4 @@
-"""The hooks by which ranks collect the tests by themselves."""
+"""Hooks of SPMD mode, in which ranks collect the tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--spmd``."""
+    """Return ``--spmd``."""
     return (SPMD,)
 
 
@@ -39,7 +39,7 @@ def disttest_prepare_run(request: RunRequest) -> None:
 
 @hookimpl
 def disttest_check_collection(options: RunOptions) -> None:
-    """Of one size only."""
+    """Refuse several sizes."""
     asked = SPMD.of(options)
     if len(asked) > 1:
         sizes = ",".join(map(str, asked))
@@ -51,7 +51,7 @@ def disttest_check_collection(options: RunOptions) -> None:
 
 @hookimpl
 def disttest_processes_of_run(options: RunOptions) -> Sequence[PytestProcess] | None:
-    """A pytest process for each size."""
+    """Return one pytest process for each size."""
     from disttest.runtime.supervisor.run_supervisor import PytestProcess
 
     sizes = SPMD.of(options)
@@ -62,7 +62,7 @@ def disttest_processes_of_run(options: RunOptions) -> Sequence[PytestProcess] | 
 
 @hookimpl
 def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[str] | None:
-    """The same number of ranks."""
+    """Return the same number of ranks."""
     is_launched = invocation.options.get("spmd") and test.kind is WorldKind.RANKS and test.world
     return ("--spmd", str(test.world.size)) if is_launched and test.world else None
 
@@ -87,29 +87,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the part in ranks."""
+    """Import the part of ranks."""
     if config.known_args_namespace.disttest_spmd:
         from disttest.plugins.spmd import spmd_rank  # noqa: F401
 
 
 @hookimpl
 def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
-    """Have ranks collect. Under plain pytest the setting of a project changes nothing: only the command sets ranks up."""
+    """Have ranks collect."""
+    # A project's setting has no effect under plain pytest: only the command prepares such ranks.
     asked = [*map(config.getoption, ("disttest_supervised", "disttest_rank", "collectonly"))]
     sizes = SPMD.of(options) if any(asked) else ()
-    # A run has a pytest process for each size, and one journal for all of them.
+    # A run has one pytest process for each size, and one journal for all of them.
     return {"ranks_collect": True, "one_world": True, "world_letter": f"w{sizes[0]}."} if sizes else {}
 
 
 @hookimpl
 def disttest_marks_are_foreign(options: RunOptions) -> bool | None:
-    """Those of tests, since each runs in the same world."""
+    """Ignore the marks of tests: each test runs in the same world."""
     return options.ranks_collect or None
 
 
 @hookimpl
 def disttest_world_of(options: RunOptions, host: TargetHost) -> OwnWorld | None:
-    """N ranks."""
+    """Return a world of N ranks."""
     if not options.ranks_collect:
         return None
     from disttest.plugins.spmd.collecting import world_of
@@ -121,7 +122,7 @@ def disttest_world_of(options: RunOptions, host: TargetHost) -> OwnWorld | None:
 def disttest_modify_tests(
     items: list[pytest.Item], config: pytest.Config, options: RunOptions, host: TargetHost
 ) -> None:
-    """Have their ids name the world, and leave hooks of conftest files to the ranks."""
+    """Put the world into the ids of tests, and leave hooks of conftest files to the ranks."""
     if options.ranks_collect:
         from disttest.plugins.spmd.collecting import name_worlds, world_of
         from disttest.plugins.spmd.suite_hooks import leave_hooks_to_ranks
@@ -133,7 +134,7 @@ def disttest_modify_tests(
 
 @hookimpl
 def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
-    """A rank that is left to the suite."""
+    """Return the main function of a rank that the suite controls."""
     if not spec.settings.ranks_collect or spec.kind is not WorldKind.RANKS:
         return None
     from disttest.plugins.spmd.spmd_rank import serve_spmd

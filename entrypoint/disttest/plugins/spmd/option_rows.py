@@ -1,4 +1,4 @@
-"""``--spmd``."""
+"""The option ``--spmd``."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ SPMD = of_every_run(
     otherwise="as marked",
     shapes_tests=True,
 )
-"""Several sizes are run one after another, each by a pytest process of its own, which knows one size only."""
+"""Several sizes run one after another, each in a separate pytest process that knows a single size."""

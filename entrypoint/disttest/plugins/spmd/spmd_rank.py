@@ -1,6 +1,6 @@
-"""A rank of SPMD mode: it has collected under torchrun's environment, and is left to the suite's own harness.
+"""A rank of SPMD mode: it has collected under torchrun's environment, and the suite's own harness controls it.
 
-No group is made for it and nothing is put back between its tests: process groups, fixtures of the session and modules
+No group is created for it and no state is restored between its tests: process groups, session fixtures and modules
 live as long as its world.
 """
 
@@ -30,7 +30,7 @@ from disttest.testing.world import provide_world
 def serve_spmd(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
-    """Run tests until told to leave or until the world is gone. Never returns."""
+    """Run tests until the world ends this process or is gone. Never returns."""
     channel = settle_in(spec, channel, session.config)
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)

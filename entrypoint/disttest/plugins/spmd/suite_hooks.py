@@ -1,4 +1,4 @@
-"""Hooks of a suite's conftest files in SPMD mode: they run in each rank, as under torchrun, and not in the controller."""
+"""Hooks of a suite's conftest files in SPMD mode: they run in each rank, and not in the controller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FINISH = "pytest_sessionfinish"
 
 
 def is_conftest(plugin: object) -> bool:
-    """Whether a plugin is the module of a conftest file."""
+    """Return whether a plugin is the module of a conftest file."""
     return isinstance(plugin, types.ModuleType) and Path(plugin.__file__ or "").name == "conftest.py"
 
 
@@ -23,20 +23,21 @@ def leave_hooks_to_ranks(config: pytest.Config) -> None:
 
 
 class SuiteSession:
-    """The plugin of one rank that counts its failed tests, and ends its session."""
+    """The plugin of one rank that counts its failed tests and ends its session."""
 
     def __init__(self, session: pytest.Session, failed_before: int) -> None:
-        """Begin.
+        """Create the plugin.
 
         Args:
-            session: pytest's, in this rank.
-            failed_before: tests that failed in this rank's predecessors: a failure is followed by a new world.
+            session: pytest's session in this rank.
+            failed_before: number of tests that failed in this rank's predecessors: a failure is followed by a new
+                world.
         """
         self._session = session
         session.testsfailed = failed_before
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count it as pytest does."""
+        """Count a failed test as pytest does."""
         if report.failed and not hasattr(report, "wasxfail"):
             self._session.testsfailed += 1
 

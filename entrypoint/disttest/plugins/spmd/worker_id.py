@@ -1,6 +1,6 @@
-"""A pytest plugin for suites that take the workers of pytest-xdist for ranks.
+"""A pytest plugin for suites that use the workers of pytest-xdist as ranks.
 
-A module, since fixtures of the session may not be methods.
+It is a module, because session fixtures cannot be methods.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from disttest.options.environment import environment
 
 @pytest.fixture(scope="session")
 def worker_id() -> str:
-    """The name that pytest-xdist would give to the worker that is this rank."""
+    """Return the name that pytest-xdist would give to the worker that is this rank."""
     return f"gw{environment()['RANK']}"
