@@ -131,3 +131,26 @@ def test_what_was_written_before_the_disk_was_full_is_whole(lab: Lab, small_disk
     assert 10 == len(run.tests)
     assert Outcome.PASSED is Ended(0, "", small_disk / "results").result("test_before").outcome
     assert not any("not an event" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("room", [0, 24 * 1024], ids=["for nothing", "for events and no log"])
+def test_a_full_disk_ends_a_run_on_nodes_as_a_fault_of_the_machine(
+    lab: Lab, small_disk: Path, room: int
+) -> None:
+    prints = """
+    @pytest.mark.world_size(2)
+    def test_prints(world):
+        print("x" * 40_000)
+    """
+    source = FILLS.replace("DISK", repr(str(small_disk))).replace(
+        "pass\n        dist", f"file.truncate(file.tell() - {room})\n        dist"
+    )
+    lab.write(test_fills=source + prints)
+
+    ended = lab.run("test_fills.py", "--launcher", "local", "--results", str(small_disk / "results"))
+
+    assert 7 == ended.exit_code, ended.output
+    words = " ".join(ended.output.split())
+    assert 1 == words.count("cannot be written any more: No space left on device. The run ends here")
+    assert "Traceback" not in ended.output
+    assert "disttest: reports and logs in " in ended.output

@@ -93,10 +93,7 @@ class Journal:
             _write_line(self._fd, line + b"\n")
         except OSError as error:
             self.unwritten.append(event)
-            raise JournalError(
-                f"{self.path.parent} cannot be written any more: {error.strerror}. The run ends here, since results "
-                "would be lost: make room, or choose another place with --results"
-            ) from error
+            raise JournalError(end_for_want_of_room(self.path.parent, error)) from error
 
     def _encode(self, event: Event) -> bytes:
         """One event as JSON: without values that are to be hidden, and without what UTF-8 cannot say."""
@@ -159,6 +156,14 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def end_for_want_of_room(folder: Path, error: OSError) -> str:
+    """The message of a run that ends because its results cannot be written into a folder."""
+    return (
+        f"{folder} cannot be written any more: {error.strerror}. The run ends here, since results would be lost: make "
+        "room, or choose another place with --results"
+    )
 
 
 def record_end(path: Path, *, at_s: float, exit_code: int, reasons: Sequence[str]) -> None:

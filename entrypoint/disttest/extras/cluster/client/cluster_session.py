@@ -35,7 +35,7 @@ from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
-from disttest.results.conclusion import Facts, conclude, facts_of
+from disttest.results.conclusion import Conclusion, Facts, conclude, facts_of
 from disttest.results.directory import ResultsDirectory
 from disttest.results.events import CollectionFailed, RunFinished, RunStarted, TestCollected
 from disttest.results.fold import RunResult, fold
@@ -101,7 +101,7 @@ def run_on_cluster(
         scheduler=capacity.scheduler,
     )
     journal = Journal(directory.path / FILE_NAME)
-    recorder = JobRecorder(journal, directory.home, tell)
+    recorder = stop.recorder = JobRecorder(journal, directory.home, tell)
     for name in remove_leftovers(launcher):
         recorder.noted(f"{name}: left by a client that is dead, cancelled")
     collection = _collect_for(host, request, stop)
@@ -126,7 +126,7 @@ def run_on_cluster(
     _conduct_all(jobs, expected, request, division.jobs, options, launcher, recorder, stop)
     if restored := directory.restore(journal):
         recorder.noted(restored)
-    code, reason = conclude(_facts(fold(journal.events()), stop))
+    code, reason = _conclude(fold(journal.events()), stop, recorder)
     recorder.event(RunFinished(at_s=recorder.now(), exit_code=code, reason=reason))
     run = fold(journal.events())
     journal.close()
@@ -260,6 +260,12 @@ def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
     conduct(run, conductor, stop)
 
 
+def _conclude(run: RunResult, stop: _Stop, recorder: JobRecorder) -> Conclusion:
+    if recorder.lost and stop.signal is None:
+        return Conclusion(ExitCode.INFRASTRUCTURE, recorder.lost)
+    return conclude(_facts(run, stop))
+
+
 def _facts(run: RunResult, stop: _Stop) -> Facts:
     why = stop()  # notes a signal, too
     return msgspec.structs.replace(facts_of(run), deadline=why, signal=stop.signal or 0)
@@ -270,6 +276,7 @@ class _Stop:
 
     def __init__(self, deadline_s: float, signals: NotedSignals) -> None:
         self.signal: int | None = None
+        self.recorder: JobRecorder | None = None
         self._signals = signals
         self._deadline_s = time.monotonic() + deadline_s if deadline_s else math.inf
         self._limit_s = deadline_s
@@ -279,6 +286,8 @@ class _Stop:
             self.signal = number
         if self.signal is not None:
             return f"the run was cancelled by {signal_name(self.signal)}"
+        if self.recorder is not None and self.recorder.lost:
+            return "its results cannot be written any more"
         if time.monotonic() >= self._deadline_s:
             return f"the deadline of the run ({self._limit_s:g} s) passed"
         return ""

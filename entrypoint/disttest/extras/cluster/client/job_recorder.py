@@ -8,12 +8,13 @@ from pathlib import PurePosixPath
 
 import msgspec
 
+from disttest.errors import JournalError
 from disttest.model import CpuStep, TestResult
 from disttest.reports.text import rank_tag
 from disttest.results.directory import Home
 from disttest.results.event_writer import EventWriter
 from disttest.results.events import Event
-from disttest.results.journal import Journal
+from disttest.results.journal import Journal, end_for_want_of_room
 from disttest.runtime.messages.protocol import clean_text
 
 
@@ -25,11 +26,16 @@ class JobRecorder(EventWriter):
         self._home = home
         self._tell = tell
         self._lock = threading.RLock()
+        self.lost = ""
+        """The reason why results cannot be written any more, so that the run must end; empty while they can."""
 
     def event(self, event: Event) -> None:
         """Append an event unchanged."""
         with self._lock:
-            super().event(event)
+            try:
+                super().event(event)
+            except JournalError as error:  # the journal keeps this event and all later ones in memory
+                self._lose(str(error))
 
     def world_ended(self, world_id: str, reason: str = "", cpu_steps: tuple[CpuStep, ...] = ()) -> None:
         """Record that a world has released its slots."""
@@ -66,9 +72,17 @@ class JobRecorder(EventWriter):
         if relative.is_absolute() or ".." in relative.parts or relative.parts[:1] != ("logs",):
             self.noted(f"a node sent a log for {path!r}, which is no place for logs: dropped")
             return
-        target = self._home.now() / relative
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(clean_text(text), encoding="utf-8")
+        results = self._home.now()
+        target = results / relative
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(clean_text(text), encoding="utf-8")
+        except OSError as error:
+            self._lose(end_for_want_of_room(results, error))
+
+    def _lose(self, why: str) -> None:
+        with self._lock:
+            self.lost = self.lost or why
 
 
 def _clean(result: TestResult) -> TestResult:
