@@ -24,7 +24,7 @@ from disttest.host.compute_threads import allow_threads, import_single_threaded
 from disttest.host.copies import note_original
 from disttest.host.garbage import is_frozen
 from disttest.host.kept_imports import leave_before_older_destructors
-from disttest.host.process import die_with_parent
+from disttest.host.process import awaitable_children, die_with_parent
 from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
@@ -322,7 +322,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
 
     was_frozen = is_frozen()
     try:
-        run_out_of_process(session, run, functools.partial(_note, session.config))
+        with awaitable_children():
+            run_out_of_process(session, run, functools.partial(_note, session.config))
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)

@@ -142,6 +142,9 @@ def _asked(words: Sequence[str]) -> RegistryCommand:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point: what follows ``--`` is pytest's; errors of ours become one line and their exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # an ignored one is inherited, and loses the exits of children
     asked = _asked(words)
     shown = asked.shows or words[:1] in ([word] for word in _HELP)
     if not asked.is_channel:

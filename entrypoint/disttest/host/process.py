@@ -16,7 +16,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, NoReturn
 
 from disttest.clock import monotonic, sleep
@@ -268,7 +268,23 @@ def _fork() -> int:
         pid = os.fork()  # noqa: TID251
     if not pid:
         note_original()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # see awaitable_children
     return pid
+
+
+@contextlib.contextmanager
+def awaitable_children() -> Iterator[None]:
+    """Give SIGCHLD its default action for a while.
+
+    The kernel throws the exits of children away where the signal is ignored, which programs inherit, and a handler of a
+    conftest may wait for every child: a rank that crashed would count as killed.
+    """
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if before is not None:  # a handler of a library in C
+            signal.signal(signal.SIGCHLD, before)
 
 
 def leave_if_copy(code: int = 0) -> None:

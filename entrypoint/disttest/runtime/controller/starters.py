@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,7 @@ def be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence
         for nodeid, message in errors:
             os.write(2, f"this rank could not collect {nodeid}:\n{message}\n".encode())
         leave(ExitCode.INTERRUPTED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as in a fork; a conftest may have ignored it
     items = {item.nodeid: item for item in session.items}
     channel = Channel(socket.socket(fileno=order.channel_fd))
     channel.send(Collected(tests=describe_collected(session.items)))
