@@ -1,4 +1,4 @@
-"""``python -m disttest.extras.emulated_gpus``: builds the libraries if need be and prints their folder."""
+"""``python -m disttest.extras.emulated_gpus``: build the libraries if necessary, and print their folder."""
 
 from __future__ import annotations
 

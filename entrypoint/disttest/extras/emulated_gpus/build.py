@@ -1,4 +1,8 @@
-"""Builds the libraries of the emulated device, against the CUDA build of torch that is installed here."""
+"""Build the libraries of the emulated device against the installed CUDA build of torch.
+
+Users build them too, so the sources are part of the package. They are compiled against the headers of the installed
+torch: a changed signature fails to compile.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +24,32 @@ from disttest.model import Frozen
 SOURCES = Path(__file__).parent / "sources"
 COMPILER = "g++"
 _WHEELS = ("torch", "nvidia-cuda-runtime", "nvidia-nccl-cu13")
-"""Whose headers are compiled against."""
+"""Wheels with the headers to compile against."""
 
 _COMMON = ("-O1", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 
 
 class TorchInstallation(Frozen):
-    """Where the parts of an installed CUDA build of torch lie."""
+    """Folders of an installed CUDA build of torch."""
 
     torch: Path
-    """The package's folder."""
+    """Folder of the package."""
     cuda: Path
-    """The folder of CUDA's headers."""
+    """Folder of CUDA's headers."""
     nccl: Path
-    """The folder of nccl.h."""
+    """Folder of nccl.h."""
     versions: tuple[str, ...]
 
 
 class Library(Frozen):
-    """One library and how it is made."""
+    """A library and its sources."""
 
     name: str
     sources: tuple[str, ...]
     after: str = ""
-    """The library that it is linked with, which has to be there before."""
+    """Library that it is linked with, which has to be built first."""
     torch: bool = False
-    """Whether it is part of torch's own C++ world."""
+    """Whether it is linked with torch's C++ libraries."""
 
 
 LIBRARIES = (
@@ -61,20 +65,20 @@ LIBRARIES = (
 
 
 def default_cache(environ: Mapping[str, str]) -> Path:
-    """Where what was built is kept for the user's next run."""
+    """Return the folder in which built libraries are kept for the user's next run."""
     home = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "disttest"
 
 
 def build_libraries(cache: Path, *, tell: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder of the libraries that fit the installed torch and these sources; built if it is not there.
+    """Return the folder of the libraries for the installed torch and these sources; build them if necessary.
 
     Args:
-        cache: what is built is kept below this folder; several processes may ask at once.
-        tell: gets one line when something has to be built, which takes a minute.
+        cache: folder for the built libraries; several processes may ask at the same time.
+        tell: prints a line before a build, which takes a minute.
 
     Raises:
-        UsageError: there is no CUDA build of torch, or no compiler, or it fails.
+        UsageError: the CUDA build of torch or a compiler is missing, or the compiler fails.
     """
     installed = find_torch()
     folder = cache / f"emulated-device-{_key(installed)}"
@@ -94,10 +98,10 @@ def build_libraries(cache: Path, *, tell: Callable[[str], None] = lambda _: None
 
 
 def find_torch() -> TorchInstallation:
-    """The installed CUDA build of torch; it is not imported.
+    """Find the installed CUDA build of torch, without importing it.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it is not installed.
     """
     folders = _folders("torch"), _folders("nvidia")
     torch = next((f for f in folders[0] if (f / "lib" / "libtorch_cuda.so").exists()), None)
@@ -132,11 +136,11 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _build(installed: TorchInstallation, folder: Path) -> None:
-    """Build beside and rename: a build that was killed is never taken for a whole one."""
+    """Build in a temporary folder and rename it, so that a killed build leaves no incomplete libraries."""
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as temporary:
         made = Path(temporary) / "made"
         shutil.copytree(SOURCES / "python", made / "python")
-        # The longest first, and none before what it is linked with.
+        # The slowest first; a library is built after the one that it is linked with.
         rest = [library for library in LIBRARIES if not library.torch and not library.after]
         with ThreadPoolExecutor() as threads:
             slow = [threads.submit(_make, lib, installed, made) for lib in LIBRARIES if lib.torch]
@@ -158,10 +162,10 @@ def _make(library: Library, installed: TorchInstallation, made: Path) -> None:
 
 
 def _command(library: Library, installed: TorchInstallation, made: Path) -> Sequence[str]:
-    # The wheels' CUDA headers lack what only nvcc needs; SOURCES has it.
+    # The CUDA headers of the wheels lack those that only nvcc needs; SOURCES contains them.
     includes = [SOURCES, installed.cuda, installed.nccl]
     links = [f"-Wl,-soname,{library.name}", "-ldl"]
-    if library.name == "libcudart.so.13":  # torch asks for its symbols by this version
+    if library.name == "libcudart.so.13":  # torch requires this symbol version
         links.append(f"-Wl,--version-script,{SOURCES / 'cudart.map'}")
     if library.after:
         links += [f"-L{made}", f"-l:{library.after}", "-Wl,-rpath,$ORIGIN"]

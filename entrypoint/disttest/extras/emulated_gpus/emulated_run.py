@@ -25,7 +25,7 @@ def emulating(gpus: int) -> Iterator[Mapping[str, str]]:
     """
     environ = environment()
     libraries = build_libraries(default_cache(environ), tell=warn)
-    # The GPUs of two such runs have the same names and are different GPUs: each run has its own state and its own leases.
+    # The GPUs of two such runs share names but are different: each run has its own state and leases.
     with tempfile.TemporaryDirectory(prefix="disttest-emulated-gpus-") as name:
         state = Path(name)
         add_to_environment(emulated_environment(libraries, gpus, environ, state=state))

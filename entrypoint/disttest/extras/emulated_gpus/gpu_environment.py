@@ -1,4 +1,4 @@
-"""The variables with which a process sees emulated GPUs."""
+"""Environment variables with which a process sees emulated GPUs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from pathlib import Path
 from disttest.errors import UsageError
 
 MOST_GPUS = 16
+# Preloaded, not found by path: torch's wheels have an RPATH, which takes precedence over LD_LIBRARY_PATH (ld.so(8)).
 PRELOADED = ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
-"""In the place of torch's own: whoever is loaded first under a name serves all who ask for that name."""
+"""Libraries that replace torch's: a library that is loaded already under a name serves all requests for it."""
 
 
 def emulated_environment(
     libraries: Path, gpus: int, environ: Mapping[str, str], *, state: Path | None = None
 ) -> dict[str, str]:
-    """What to add to an environment so that its processes see this many emulated GPUs.
+    """Return the variables with which processes see this many emulated GPUs.
 
     Args:
-        libraries: what :func:`disttest.extras.emulated_gpus.build_libraries` has made.
-        gpus: how many, from 1.
-        environ: the environment that it is added to.
-        state: an empty folder in which the processes show NVML what they hold; its file is small. Without one a
-            device's memory is counted for each process by itself, and nobody is seen to hold it.
+        libraries: folder from :func:`disttest.extras.emulated_gpus.build_libraries`.
+        gpus: number of GPUs, from 1.
+        environ: environment that the variables are added to.
+        state: empty folder in which the processes publish their use of devices for NVML, in one small file. Without it
+            each process counts a device's memory separately, and NVML reports no process.
     """
     preload = [*(str(libraries / name) for name in PRELOADED), *_parts(environ, "LD_PRELOAD")]
     python_path = [str(libraries / "python"), *_parts(environ, "PYTHONPATH")]

@@ -1,4 +1,4 @@
-"""The hooks of emulated GPUs."""
+"""Hooks of emulated GPUs."""
 
 from __future__ import annotations
 

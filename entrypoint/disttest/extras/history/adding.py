@@ -1,4 +1,4 @@
-"""Adds runs to a history file: each run whole or not at all, and each once."""
+"""Add runs to a history file: each run completely or not at all, and only once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Added:
     runs: int = 0
     verdicts: int = 0
     known: int = 0
-    """Runs that the history had."""
+    """Runs that the history already contained."""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -36,7 +36,7 @@ def add_results(history: Path, paths: Sequence[Path], given: CommitFacts, *, now
     Args:
         history: the file; it is made if there is none.
         paths: results directories, folders of them, reports of other tools, and history files.
-        given: facts for runs that do not say them.
+        given: facts for runs that do not record them.
         now_s: seconds since the epoch.
 
     Raises:
@@ -45,7 +45,7 @@ def add_results(history: Path, paths: Sequence[Path], given: CommitFacts, *, now
     added = Added()
     for source in [source for path in paths for source in find_sources(path)]:
         if history.exists() and source.samefile(history):
-            continue  # it lies in a folder that is added
+            continue  # the history is in one of the added folders
         for record in _records(source, given, now_s, added.warnings):
             _add(history, record, source, added)
     return added
@@ -87,7 +87,7 @@ def _check_project(connection: sqlite3.Connection, record: RunRecord, history: P
 
 
 def _is_known(connection: sqlite3.Connection, record: RunRecord) -> bool:
-    """Whether the run, or a merged run that it is a shard of, is there."""
+    """Whether the history contains the run, or a merged run that includes it as a shard."""
     found = connection.execute(
         "SELECT 1 FROM run WHERE key = :key UNION ALL SELECT 1 FROM part WHERE key = :key",
         {"key": record.key},
@@ -144,7 +144,7 @@ def write_record(connection: sqlite3.Connection, record: RunRecord) -> None:
 def _ids(
     connection: sqlite3.Connection, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]
 ) -> dict[object, int]:
-    """The number of each row by its first column, after those that are new were inserted."""
+    """Insert the new rows, and map the first column of each row to its number."""
     unique = {row[0]: row for row in rows}
     marks = ", ".join("?" * len(columns))
     connection.executemany(
@@ -156,7 +156,7 @@ def _ids(
 
 
 def read_records(path: Path) -> Iterator[RunRecord]:
-    """All runs of another history file, the oldest first.
+    """Yield all runs of another history file, the oldest first.
 
     Raises:
         UsageError: as :func:`disttest.extras.history.store.reading`.

@@ -1,4 +1,4 @@
-"""``disttest history add`` and ``disttest history show``."""
+"""Commands ``disttest history add`` and ``disttest history show``."""
 
 from __future__ import annotations
 

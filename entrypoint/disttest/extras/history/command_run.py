@@ -1,4 +1,4 @@
-"""The actions of ``disttest history``."""
+"""Actions of ``disttest history``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from disttest.reports.text import count
 
 
 def history_file(given: Mapping[str, Any]) -> Path:
-    """The file that a flag, the variable or the project names; otherwise the usual one."""
+    """Return the file that a flag, the variable or the project names; otherwise the default."""
     if given[FILE.field]:
         return Path(given[FILE.field])
     text = environment().get(FILE.variable) or read_project_settings(()).texts.get(NAME, "")
@@ -31,7 +31,7 @@ def history_file(given: Mapping[str, Any]) -> Path:
 
 
 def add(paths: Sequence[Path], given: Mapping[str, Any]) -> None:
-    """Add runs, and say how many.
+    """Add runs, and print how many.
 
     Raises:
         UsageError: nothing is given, or it cannot be added.

@@ -1,4 +1,4 @@
-"""Runs from the reports of other tools: JUnit and CTRF."""
+"""Read runs from the reports of other tools: JUnit and CTRF."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Attempt(Frozen):
 
 
 def read_foreign(path: Path) -> tuple[RunResult, list[str]]:
-    """The run of a report, and warnings.
+    """Read the run of a report, with warnings.
 
     Raises:
         UsageError: it is not a report of a known format, or it has no test.
@@ -131,7 +131,7 @@ class _CtrfTest(msgspec.Struct):
     name: str
     status: str
     duration: float = 0.0
-    """In milliseconds."""
+    """Duration in milliseconds."""
     start: float = 0.0
     suite: Any = ""
     filePath: str = ""  # noqa: N815 - the name of the format
@@ -171,6 +171,6 @@ def _ctrf(path: Path, data: bytes) -> list[_Attempt]:
 
 
 def _suite(test: _CtrfTest) -> str:
-    """The suite of a test, which is a text or a list of texts."""
+    """Return the suite of a test, which is a string or a list of strings."""
     parts = test.suite if isinstance(test.suite, list) else [test.suite or ""]
     return " > ".join(map(str, parts))

@@ -1,4 +1,4 @@
-"""The commit, branch and project of a run: from the variables of a CI system, or from git."""
+"""Commit, branch and project of a run: from the variables of a CI system, or from git."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _SYSTEMS = (
 
 
 class CommitFacts(Frozen):
-    """The state of a project that a run tests. Empty fields are unknown."""
+    """State of a project that a run tests. Empty fields are unknown."""
 
     file: str = ""
-    """The history file of the run."""
+    """History file of the run."""
     commit: str = ""
     branch: str = ""
     project: str = ""
     """Host and path of its repository: ``github.com/org/project``."""
     is_dirty: bool = False
-    """Files differ from the commit."""
+    """Whether files differ from the commit."""
 
 
 def facts_of_ci(environ: Mapping[str, str]) -> CommitFacts | None:
-    """The facts by the variables of a CI system; None if there are none."""
+    """Read the facts from the variables of a CI system; None if there are none."""
     for commit, branches, project, host in _SYSTEMS:
         if environ.get(commit):
             branch = next(filter(None, map(environ.get, branches)), "") or ""
@@ -47,7 +47,7 @@ def facts_of_ci(environ: Mapping[str, str]) -> CommitFacts | None:
 
 
 def facts_of_git(folder: Path) -> CommitFacts:
-    """The facts by git; unknown outside of a work tree."""
+    """Ask git for the facts; unknown outside of a work tree."""
     lines = _git(folder, "status", "--porcelain=v2", "--branch", "--untracked-files=no").splitlines()
     heads = dict(line[2:].partition(" ")[::2] for line in lines if line.startswith("# branch."))
     commit, branch = heads.get("branch.oid", ""), heads.get("branch.head", "")
@@ -60,7 +60,7 @@ def facts_of_git(folder: Path) -> CommitFacts:
 
 
 def project_of(url: str) -> str:
-    """Host and path of a repository, the same for each of its URLs, and without a password in it."""
+    """Return host and path of a repository: the same for each of its URLs, and without a password."""
     bare = re.sub(r"^[a-z+]+://", "", url.strip().lower()).rpartition("@")[2]
     return re.sub(r"(?<=[^/:]):(?:\d+/)?", "/", bare).rstrip("/").removesuffix(".git")
 

@@ -1,4 +1,4 @@
-"""The hooks of the history."""
+"""Hooks of the history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """``--history``, and those of the command."""
+    """Option ``--history``, and the options of the command."""
     from disttest.extras.history.option_rows import OPTIONS
 
     return OPTIONS
@@ -30,7 +30,7 @@ def disttest_addoptions() -> Sequence[Option]:
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest history`` and ``disttest trend``."""
+    """Add ``disttest history`` and ``disttest trend``."""
     from disttest.extras.history.command import history
     from disttest.extras.history.trend_command import trend
 
@@ -40,7 +40,7 @@ def disttest_addcommands(group: click.Group) -> None:
 
 @hookimpl
 def disttest_prepare_run(request: RunRequest) -> None:
-    """Refuse a history that cannot be read before tests run, not after."""
+    """Refuse an unreadable history before tests run, not after."""
     from disttest.extras.history.option_rows import FILE
 
     file = request.settings[FILE.field]
@@ -53,7 +53,7 @@ def disttest_prepare_run(request: RunRequest) -> None:
 
 @hookimpl
 def disttest_run_data(request: RunRequest) -> CommitFacts | None:
-    """The commit of the run: in CI always, elsewhere if the run has a history."""
+    """Record the commit of the run: always in CI, elsewhere if the run has a history."""
     from disttest.extras.history.run_facts import facts_of
 
     return facts_of(request)
@@ -61,7 +61,7 @@ def disttest_run_data(request: RunRequest) -> CommitFacts | None:
 
 @hookimpl
 def disttest_past_runs(run: RunResult) -> Sequence[PastRun]:
-    """Those in the history of the run."""
+    """Read the earlier runs from the history of the run."""
     from disttest.extras.history.option_rows import NAME
 
     if NAME not in run.invocation.data:
@@ -73,7 +73,7 @@ def disttest_past_runs(run: RunResult) -> Sequence[PastRun]:
 
 @hookimpl
 def disttest_read_past_runs(path: Path) -> Sequence[PastRun] | None:
-    """The runs of a history file, or the run of a results directory."""
+    """Read the runs of a history file, or the run of a results directory."""
     from disttest.extras.history.sources import holds_history
 
     if holds_history(path):
@@ -88,7 +88,7 @@ def disttest_read_past_runs(path: Path) -> Sequence[PastRun] | None:
 
 @hookimpl
 def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldStart | str] | None:
-    """The durations in a history file."""
+    """Read the durations from a history file."""
     if not head.startswith(b"SQLite format 3"):
         return None
     from disttest.extras.history.queries import read_timings
@@ -98,7 +98,7 @@ def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldSta
 
 @hookimpl
 def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
-    """The past of the tests that failed."""
+    """Show the past of the tests that failed."""
     from disttest.extras.history.option_rows import NAME
 
     if NAME not in run.invocation.data:

@@ -1,4 +1,4 @@
-"""The options of the history."""
+"""Options of the history."""
 
 from __future__ import annotations
 

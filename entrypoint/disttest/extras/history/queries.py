@@ -1,4 +1,4 @@
-"""Reads a history file: timings, past runs, and the past of one test."""
+"""Read a history file: timings, past runs, and the past of one test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEWEST = "SELECT id FROM run ORDER BY started_at_s DESC, id DESC LIMIT ?"
 
 
 def read_timings(path: Path) -> Iterator[Sample | WorldStart]:
-    """Durations of tests and starts of worlds in the last runs.
+    """Yield durations of tests and starts of worlds in the last runs.
 
     Raises:
         UsageError: as :func:`disttest.extras.history.store.reading`.
@@ -63,7 +63,7 @@ def _sample(row: Sequence[object]) -> Sample:
 
 
 def read_points(path: Path) -> list[Point]:
-    """The figures of all runs, the oldest first.
+    """Read the figures of all runs, the oldest first.
 
     Raises:
         UsageError: as :func:`disttest.extras.history.store.reading`.
@@ -102,13 +102,13 @@ def _point(
 def read_past_runs(
     path: Path, *, most: int = REPORTED_RUNS, without: str = "", before_s: float | None = None
 ) -> list[PastRun]:
-    """The last runs, the oldest first.
+    """Read the last runs, the oldest first.
 
     Args:
         path: the history.
-        most: how many.
-        without: key of a run that is left out: the one that is shown beside them.
-        before_s: only runs that began before this moment; None: all.
+        most: number of runs.
+        without: key of a run to leave out: the one that is shown next to them.
+        before_s: only runs that began before this time; None for all.
 
     Raises:
         UsageError: as :func:`disttest.extras.history.store.reading`.
@@ -142,7 +142,7 @@ def _kinds(connection: sqlite3.Connection, run: int) -> Mapping[str, str]:
 
 
 class PastVerdict(NamedTuple):
-    """The outcome of a test in one run of the history."""
+    """Outcome of a test in one run of the history."""
 
     kind: str
     at_s: float
@@ -160,13 +160,13 @@ class PastVerdict(NamedTuple):
 def read_test(
     connection: sqlite3.Connection, name: str, *, branch: str = "", most: int = -1
 ) -> list[PastVerdict]:
-    """The outcomes of a test, the oldest first.
+    """Read the outcomes of a test, the oldest first.
 
     Args:
-        connection: of the history.
-        name: node id; of reports of other tools ``classname::name``.
-        branch: only those of this branch; empty: of all.
-        most: only so many, the last ones; -1: all.
+        connection: connection to the history.
+        name: node id; for reports of other tools ``classname::name``.
+        branch: only runs of this branch; empty for all.
+        most: number of outcomes, the last ones; -1 for all.
     """
     rows = connection.execute(
         'SELECT kind.name, started_at_s, "commit", branch, is_dirty, attempts, failed, verdict.duration_s, '
@@ -179,7 +179,7 @@ def read_test(
 
 
 def find_tests(connection: sqlite3.Connection, text: str) -> list[str]:
-    """Names of tests that contain a text; one that is the text comes first."""
+    """Return the names of tests that contain a text; an exact match comes first."""
     rows = connection.execute(
         "SELECT name FROM test WHERE instr(name, ?) > 0 ORDER BY name != ?, name", (text, text)
     )

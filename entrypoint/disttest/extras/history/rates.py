@@ -1,15 +1,15 @@
-"""How sure a failure rate is."""
+"""Confidence intervals of failure rates."""
 
 from __future__ import annotations
 
 import math
 
 Z_95 = 1.959964
-"""Of the normal distribution, for an interval that covers the rate in 95 of 100 cases."""
+"""Quantile of the normal distribution for an interval that covers the rate in 95 of 100 cases."""
 
 
 def wilson(failed: int, ran: int, *, z: float = Z_95) -> tuple[float, float]:
-    """The interval of a failure rate by Wilson's score, which is right for few runs and for rates near 0 and 1.
+    """Return Wilson's score interval of a failure rate, which is right for few runs and for rates near 0 and 1.
 
     Args:
         failed: runs that failed.
@@ -25,7 +25,7 @@ def wilson(failed: int, ran: int, *, z: float = Z_95) -> tuple[float, float]:
 
 
 def describe_rate(failed: int, ran: int) -> str:
-    """``failed in 3 of 20 runs: 15.0 % (5.2 to 36.0 %)``, with the interval in brackets."""
+    """Format ``failed in 3 of 20 runs: 15.0 % (5.2 to 36.0 %)``, with the interval in parentheses."""
     low, high = wilson(failed, ran)
     rate = failed / ran if ran else 0.0
     return f"failed in {failed} of {ran} runs: {100 * rate:.1f} % ({100 * low:.1f} to {100 * high:.1f} %)"

@@ -1,4 +1,4 @@
-"""A run as the history keeps it, made from the result of a run."""
+"""Convert the result of a run into the rows of the history."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COLUMNS = (
     *("key", "started_at_s", "duration_s", "exit_code", "is_green", "tests", "ran", "bad", "flaky"),
     *("infrastructure", "commit", "branch", "is_dirty", "hardware", "disttest", "torch", "python"),
 )
-"""Of the table ``run``, without its number."""
+"""Columns of the table ``run`` without its id."""
 
 
 class Verdict(NamedTuple):
-    """The outcome of a test in a run."""
+    """Outcome of a test in a run."""
 
     test: str
     file: str
@@ -38,11 +38,11 @@ class Verdict(NamedTuple):
     kind: str
     attempts: int
     failed: int
-    """Attempts that failed."""
+    """Number of failed attempts."""
     duration_s: float | None
-    """Of the last attempt; None if a clock jumped meanwhile."""
+    """Duration of the last attempt; None if a clock jumped meanwhile."""
     message: str
-    """Of the first attempt that failed."""
+    """Message of the first attempt that failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +62,16 @@ class RunRecord:
 
     @property
     def key(self) -> str:
-        """The name of the run that no other run has."""
+        """Unique key of the run."""
         return str(self.run["key"])
 
 
 def record_of(run: RunResult, given: CommitFacts, *, now_s: float) -> RunRecord:
-    """The record of a run.
+    """Make the record of a run.
 
     Args:
         run: the result.
-        given: facts for what the run itself does not say; its project is used for all.
+        given: facts that the run itself does not record; its project is used for all.
         now_s: seconds since the epoch, for runs whose clock was wrong.
     """
     own = _own_facts(run)
@@ -109,12 +109,12 @@ def record_of(run: RunResult, given: CommitFacts, *, now_s: float) -> RunRecord:
 def _own_facts(run: RunResult) -> CommitFacts:
     try:
         return msgspec.convert(run.invocation.data.get(NAME, {}), CommitFacts)
-    except msgspec.ValidationError:  # of a later version
+    except msgspec.ValidationError:  # written by a later version
         return CommitFacts()
 
 
 def _key(run: RunResult) -> str:
-    """A merged run has the number of its plan, as has each later run of the plan: its shards tell them apart."""
+    """Return the key of a run. All merged runs of a plan have one run id, so their shards distinguish them."""
     if run.run_id and not run.shards:
         return clean(run.run_id)
     said = [run.run_id, run.root, str(run.started_at_s), *sorted(shard.run_id for shard in run.shards)]
@@ -122,7 +122,7 @@ def _key(run: RunResult) -> str:
 
 
 def _checked_start(run: RunResult, now_s: float) -> tuple[float, list[str]]:
-    """The start of a run. A clock that was not set, or that is ahead, would sort the run wrongly for ever."""
+    """Return the start of a run. A clock that was not set, or is ahead, would sort the run wrongly forever."""
     if OLDEST_S <= run.started_at_s <= now_s + CLOCK_SKEW_S:
         return run.started_at_s, []
     return now_s, [
@@ -149,7 +149,7 @@ def _verdict(test: TestOutcome, *, is_foreign: bool) -> Verdict:
 
 
 def _starts(run: RunResult) -> list[tuple[int, str, str, int, float]]:
-    """The median time from the start of a world to its first test, for each shape."""
+    """Return the median time from the start of a world to its first test, for each shape."""
     first: dict[str, float] = {}
     for attempt in run.attempts:
         if attempt.world_id and attempt.outcome is not Outcome.NOT_RUN:

@@ -1,4 +1,4 @@
-"""The facts that a run records of its commit."""
+"""Facts about its commit that a run records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from disttest.options.environment import environment
 
 
 def facts_of(request: RunRequest) -> CommitFacts | None:
-    """The facts; None outside of CI in a run without a history, which does not wait for git."""
+    """Return the facts; None outside of CI in a run without a history, which must not wait for git."""
     file: Path | None = request.settings[FILE.field]
     facts = facts_of_ci(environment())
     if file is None:

@@ -1,4 +1,4 @@
-"""The tables of a history file. ``docs/history.md`` describes them; a change of them is a new version."""
+"""Tables of a history file, described in ``docs/history.md``. A change of them is a new version."""
 
 from __future__ import annotations
 

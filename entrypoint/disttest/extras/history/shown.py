@@ -1,4 +1,4 @@
-"""The history as text: all of it, or one test."""
+"""Render the history as text: all of it, or one test."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def sparks(kinds: Iterable[str]) -> str:
 
 
 def show_test(connection: sqlite3.Connection, name: str, *, branch: str, last: int) -> Iterator[str]:
-    """The past of a test: outcomes, failure rate, where its failures began, what they said, and each of the last runs.
+    """Render the past of a test: outcomes, failure rate, start of its failures, messages, and each of the last runs.
 
     Args:
-        connection: of the history.
-        name: of the test.
-        branch: only its runs; empty: all.
-        last: how many runs are listed.
+        connection: connection to the history.
+        name: name of the test.
+        branch: only runs of this branch; empty for all.
+        last: number of runs to list.
     """
     past = read_test(connection, name, branch=branch)
     shown = past[-last:]
@@ -58,14 +58,14 @@ def show_test(connection: sqlite3.Connection, name: str, *, branch: str, last: i
 
 
 def describe_past(past: Sequence[PastVerdict]) -> str:
-    """The failure rate of a test over its runs; broken machines and skips do not count."""
+    """Describe the failure rate of a test over its runs; broken machines and skips do not count."""
     ran = [each for each in past if each.kind in GREEN or each.kind == "failed"]
     failed = sum(each.kind in ("failed", "flaky") for each in ran)
     return describe_rate(failed, len(ran)) if ran else "never ran"
 
 
 def streak_of(past: Sequence[PastVerdict]) -> str:
-    """Where the failures of a test began that failed in its last run; empty if it did not fail there."""
+    """Describe where the failures began of a test that failed in its last run; empty if it did not fail."""
     last = past[-1] if past else None
     if last is None or last.kind not in RED:
         return ""
@@ -75,7 +75,7 @@ def streak_of(past: Sequence[PastVerdict]) -> str:
 
 
 def name_of(verdict: PastVerdict) -> str:
-    """The commit of a run; without one, its date."""
+    """Name a run by its commit, or by its date without one."""
     dirty = "+" if verdict.is_dirty else ""
     return f"{verdict.commit[:SHOWN_COMMIT]}{dirty}" if verdict.commit else when(verdict.at_s)
 
@@ -89,12 +89,12 @@ def _line(verdict: PastVerdict) -> str:
 
 
 def show_all(connection: sqlite3.Connection, *, branch: str, last: int) -> Iterator[str]:
-    """The extent of the history, and the tests that failed in its last runs, those that fail most often first.
+    """Render the extent of the history, and the tests that failed in its last runs, the most frequent failures first.
 
     Args:
-        connection: of the history.
-        branch: only its runs; empty: all.
-        last: how many runs.
+        connection: connection to the history.
+        branch: only runs of this branch; empty for all.
+        last: number of runs.
     """
     runs = connection.execute(
         "SELECT id, started_at_s FROM run WHERE :branch IN ('', branch) ORDER BY started_at_s DESC, id DESC LIMIT :last",
@@ -118,7 +118,7 @@ def show_all(connection: sqlite3.Connection, *, branch: str, last: int) -> Itera
 
 
 def _unsteady(connection: sqlite3.Connection, runs: Sequence[int]) -> list[tuple[str, list[str]]]:
-    """Name and outcomes of each test that failed in one of these runs."""
+    """Return name and outcomes of each test that failed in one of these runs."""
     found: dict[str, dict[int, str]] = {}
     for run in runs:
         rows = connection.execute(

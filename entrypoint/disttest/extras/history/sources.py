@@ -1,4 +1,4 @@
-"""Finds runs below paths: results directories, reports of other tools, other history files."""
+"""Find runs below paths: results directories, reports of other tools, other history files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPORTS = (".xml", ".json")
 
 
 def find_sources(path: Path) -> list[Path]:
-    """The results directories and reports that a path names: itself, or those below it (a folder of artifacts).
+    """Find the results directories and reports of a path: itself, or those below it (a folder of artifacts).
 
     Raises:
         UsageError: there are none.
@@ -32,7 +32,7 @@ def find_sources(path: Path) -> list[Path]:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The results directories among them.
+    """Find the results directories only.
 
     Raises:
         UsageError: there are none.
@@ -55,7 +55,7 @@ def holds_history(path: Path) -> bool:
 def _below(top: Path) -> Iterator[Path]:
     for folder, below, files in os.walk(top):
         if JOURNAL in files or RESULTS in files:
-            below.clear()  # what is below are its logs
+            below.clear()  # only its logs are below
             yield Path(folder)
             continue
         below.sort()
@@ -66,7 +66,7 @@ def _below(top: Path) -> Iterator[Path]:
 
 
 def _is_report(path: Path) -> bool:
-    """Whether a file in a folder that the user named looks like a report; other files there are passed by."""
+    """Whether a file in a folder that the user named looks like a report; other files are skipped."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             head = file.read(4096)

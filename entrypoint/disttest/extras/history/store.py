@@ -1,4 +1,4 @@
-"""Opens a history file, and says why one cannot be used."""
+"""Open a history file, and explain why one cannot be used."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from disttest.extras.history import schema
 from disttest.extras.history.limits import LOCK_S
 
 MAGIC = b"SQLite format 3\0"
-"""The first bytes of every SQLite file."""
+"""First bytes of each SQLite file: https://www.sqlite.org/fileformat.html"""
 
 
 class HistoryLocked(UsageError):
-    """Another process holds the file."""
+    """Another process has locked the file."""
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that sees one state of the file, whatever is added meanwhile.
+    """Open a connection that sees one state of the file, whatever is added meanwhile.
 
     Raises:
-        UsageError: there is no such file, it is not a history, or it is damaged, locked, or of a newer version.
+        UsageError: the file is missing, not a history, damaged, locked, or of a newer version.
     """
     with _errors(path), closing(_opened(path)) as connection:
         connection.execute("BEGIN")
@@ -34,14 +34,14 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def writing(path: Path, *, lock_s: float = LOCK_S) -> Iterator[sqlite3.Connection]:
-    """A connection of the only writer. All of its changes are kept, or none if the block raises or the process dies.
+    """Open the connection of the only writer. Changes are kept completely, or not at all if the block raises or dies.
 
     Args:
-        path: the file; it is made if there is none.
-        lock_s: how long to wait for another writer.
+        path: the file, which is created if it does not exist.
+        lock_s: time to wait for another writer.
 
     Raises:
-        UsageError: as for :func:`reading`, or the file cannot be made or written.
+        UsageError: as for :func:`reading`, or the file cannot be created or written.
     """
     with _errors(path, lock_s), closing(_opened(path, make=True, lock_s=lock_s)) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -56,7 +56,7 @@ def writing(path: Path, *, lock_s: float = LOCK_S) -> Iterator[sqlite3.Connectio
 
 
 def is_history(head: bytes) -> bool:
-    """Whether a file that begins so is an SQLite file."""
+    """Whether a file with these first bytes is an SQLite file."""
     return head.startswith(MAGIC)
 
 
@@ -66,7 +66,8 @@ def _opened(path: Path, *, make: bool = False, lock_s: float = LOCK_S) -> sqlite
         _check_is_sqlite(path)
     elif not make:
         raise UsageError(f"no history {path}; make it with `disttest history add RESULTS --history {path}`")
-    # mode=rw also to read: SQLite must be able to roll back what a killed writer left. A read-only file opens read-only.
+    # mode=rw for readers too: SQLite has to roll back the changes of a killed writer. A read-only file opens
+    # read-only.
     mode = "rw" if exists else "rwc"
     connection = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode={mode}", uri=True, timeout=lock_s, isolation_level=None
@@ -84,7 +85,7 @@ def _check_is_sqlite(path: Path) -> None:
         raise UsageError(f"{path} is not a file; give the path of a history file")
     with path.open("rb") as file:
         head = file.read(len(MAGIC))
-    # Another process that makes the file right now leaves it empty until its first commit.
+    # Another process that is creating the file leaves it empty until its first commit.
     if head and head != MAGIC:
         raise UsageError(
             f"{path} is not a history: it does not begin as an SQLite file does; choose another --history"
@@ -113,7 +114,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def _errors(path: Path, lock_s: float = LOCK_S) -> Iterator[None]:
-    """Errors of SQLite as errors of the user, with the cause and what to do."""
+    """Turn errors of SQLite into user errors with cause and advice."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""Reads a run back from its results directory."""
+"""Read a run from its results directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disttest.safe_open import read_regular
 
 
 def load_run(results_dir: Path) -> RunResult:
-    """Read a run back from a results directory: from its ``results.json``, or else from its journal.
+    """Read a run from a results directory: from its ``results.json``, otherwise from its journal.
 
     Raises:
         UsageError: there is neither.
@@ -25,7 +25,7 @@ def load_run(results_dir: Path) -> RunResult:
     except FileNotFoundError:
         pass
     except (OSError, *UNREADABLE):
-        # Cut, or of another version: the journal tells the same.
+        # Truncated, or of another version: the journal has the same content.
         if not (results_dir / JOURNAL).is_file():
             raise UsageError(f"{path} cannot be read, and there is no {JOURNAL} beside it") from None
     try:

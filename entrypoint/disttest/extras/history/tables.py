@@ -1,4 +1,4 @@
-"""The past of the tests that failed or were flaky, as a table of the terminal and the page."""
+"""Past of the tests that failed or were flaky, as a table for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from disttest.results.fold import RunResult, TestOutcome
 
 
 def past_runs_of(run: RunResult) -> list[PastRun]:
-    """Runs before this one in the history that the run was given; none if there is no file yet.
+    """Read the runs before this one from the history of the run; none if there is no file yet.
 
     Raises:
         UsageError: the file cannot be used.
@@ -27,12 +27,12 @@ def past_runs_of(run: RunResult) -> list[PastRun]:
 
 
 def report_tables(run: RunResult) -> Sequence[ReportTable]:
-    """One table, if a test failed or was flaky and there are earlier runs."""
+    """Make a table if a test failed or was flaky and there are earlier runs."""
     shown = [*run.bad, *run.flaky][:MOST_TESTS]
     try:
         earlier = past_runs_of(run) if shown else []
     except DisttestError:
-        return ()  # the page says why it has no earlier runs
+        return ()  # the page explains why it has no earlier runs
     if not earlier:
         return ()
     table = ReportTable(

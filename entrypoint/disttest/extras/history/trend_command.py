@@ -1,4 +1,4 @@
-"""``disttest trend``: how long runs took, how often tests were flaky or machines broken."""
+"""Command ``disttest trend``: durations of runs, and rates of flaky tests and broken machines."""
 
 from __future__ import annotations
 

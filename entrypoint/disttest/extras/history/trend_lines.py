@@ -1,4 +1,4 @@
-"""The lines of ``disttest trend``."""
+"""Lines of ``disttest trend``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from disttest.reports.trend import percent, point
 
 
 def points_of(paths: Sequence[Path]) -> list[Point]:
-    """The figures of the runs in some places, the oldest first.
+    """Return the figures of the runs in some places, the oldest first.
 
     Raises:
         UsageError: a place has no run, or is a history that cannot be used.
@@ -36,7 +36,7 @@ def points_of(paths: Sequence[Path]) -> list[Point]:
 
 
 def print_trend(console: Console, points: Sequence[Point]) -> None:
-    """Print a line for each run, and below them the curves."""
+    """Print a line for each run, with the curves below."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("started (UTC)", "run", "result"):
         table.add_column(name, no_wrap=name != "run", overflow="fold")

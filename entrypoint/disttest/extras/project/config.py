@@ -1,4 +1,4 @@
-"""``disttest config``: the settings that a run would have here, and where each comes from."""
+"""Command ``disttest config``: the effective settings of a run, and the source of each."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from disttest.options.run import find_given, parse_given
 
 
 class EffectiveOption(NamedTuple):
-    """An option of a run, as it stands here."""
+    """Effective value of an option."""
 
     name: str
     value: str
     source: str
-    """The variable or the file that says so; empty for a default."""
+    """Variable or file that sets it; empty for a default."""
 
 
 @serves(Purpose.SETUP)
 @click.command(cls=ShowingCommand)
 @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]")
 def config(targets: tuple[str, ...]) -> None:
-    """Show the settings of a run of these paths, and where each comes from: a flag wins over a variable, and that over a file."""
+    """Show the settings of a run of these paths with their sources. Flags override variables, and those the file."""
     project = read_project_settings(targets)
     settings = [*read_settings(project)]
     width, room = (max(map(len, column)) for column in list(zip(*settings, strict=True))[:2])
@@ -38,10 +38,10 @@ def config(targets: tuple[str, ...]) -> None:
 
 
 def read_settings(project: ProjectSettings) -> Iterator[EffectiveOption]:
-    """Every option of a run, in order.
+    """Yield all options of a run, in order.
 
     Raises:
-        UsageError: a variable has a value that makes no sense.
+        UsageError: a variable has an invalid value.
     """
     found = [*find_given(project.fill({}), rows=PROJECT_OPTIONS)]
     for each in found:
@@ -49,7 +49,7 @@ def read_settings(project: ProjectSettings) -> Iterator[EffectiveOption]:
     given = {option: (text, source) for option, text, source in found}
     for option in PROJECT_OPTIONS:
         text, source = given.get(option, (_unless_given(option), ""))
-        if source == option.flag:  # no flag but those that the file stands for
+        if source == option.flag:  # a flag made from the project's file
             source = str(project.path)
         yield EffectiveOption(option.name, "(hidden)" if option.secret and source else text, source)
 

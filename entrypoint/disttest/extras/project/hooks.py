@@ -1,4 +1,4 @@
-"""The hooks of the commands that set a project up."""
+"""Hooks of the commands that set up a project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest init`` and ``disttest config``."""
+    """Add ``disttest init`` and ``disttest config``."""
     from disttest.extras.project.config import config
     from disttest.extras.project.init import init
 

@@ -1,4 +1,4 @@
-"""``disttest init``: a first test, settings and a workflow for a project; nothing that is there is changed."""
+"""Command ``disttest init``: write a first test, settings and a workflow into a project; keep existing files."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ WORKFLOW = Path(".github/workflows/distributed-tests.yml")
 
 
 class NewFile(Frozen):
-    """A file that a project may want."""
+    """A file to write."""
 
     path: Path
-    """Relative to the project."""
+    """Path relative to the project."""
     text: str
     meaning: str
-    """What it is for, and what to do with it."""
+    """Purpose of the file, and the next step."""
     appended: bool = False
-    """It may be there: the text is put behind what it says."""
+    """Whether the text is appended to an existing file."""
 
 
 @serves(Purpose.SETUP)
 @click.command()
 @click.argument("folder", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def init(folder: Path) -> None:
-    """Write a first test, settings and a workflow into the project in FOLDER; files that are there stay as they are."""
+    """Write a first test, settings and a workflow into the project in FOLDER; existing files stay unchanged."""
     for file in plan_files(folder):
         if _write(folder, file):
             click.echo(f"wrote {folder / file.path}: {file.meaning}")
@@ -42,10 +42,10 @@ def init(folder: Path) -> None:
 
 
 def plan_files(folder: Path) -> tuple[NewFile, ...]:
-    """What a project may want.
+    """Plan the files for a project.
 
     Raises:
-        UsageError: its pyproject.toml is no TOML.
+        UsageError: its pyproject.toml is not valid TOML.
     """
     tests = _tests_folder(folder)
     test = tests / "test_ranks.py"
@@ -70,7 +70,7 @@ def plan_files(folder: Path) -> tuple[NewFile, ...]:
 
 
 def _tests_folder(folder: Path) -> Path:
-    """Where pytest looks for tests, below the project; ``tests`` unless it says otherwise."""
+    """Return the folder in which pytest looks for tests, below the project; ``tests`` by default."""
     named: Any = read_table(folder / PROJECT, "pytest", "ini_options") or {}
     paths = named.get("testpaths", [])
     first = paths.split()[:1] if isinstance(paths, str) else paths[:1]

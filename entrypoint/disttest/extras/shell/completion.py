@@ -1,4 +1,4 @@
-"""``disttest completion``: what a shell needs to complete the words of our commands."""
+"""Command ``disttest completion``: code with which a shell completes the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from disttest.cli.purposes import Purpose, serves
 from disttest.options.flags import ShowingCommand
 
 VARIABLE = "_DISTTEST_COMPLETE"
-"""Set by the shell's side, which asks the command itself what may follow."""
+"""Set by the shell's code, which asks the command for completions."""
 SHELLS = ("bash", "zsh", "fish")
 
 

@@ -1,4 +1,4 @@
-"""The hooks of the commands for shells."""
+"""Hooks of the commands for shells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """``disttest completion`` and ``disttest man``."""
+    """Add ``disttest completion`` and ``disttest man``."""
     from disttest.extras.shell.completion import completion
     from disttest.extras.shell.man import man
 

@@ -1,4 +1,4 @@
-"""``disttest man``: the manual page, made from the commands as they are."""
+"""Command ``disttest man``: the manual page, made from the commands."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _entry(name: str, text: str) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """A text in which troff sees no request and no escape: one line, without click's marks."""
+    """Escape a text for troff, on one line and without click's marks."""
     line = " ".join(text.replace("\b", "").split()).replace("\\", "\\e").replace("-", "\\-")
     line = "".join(each if each.isascii() else f"\\[u{ord(each):04X}]" for each in line)
     return f"\\&{line}" if line.startswith((".", "'")) else line

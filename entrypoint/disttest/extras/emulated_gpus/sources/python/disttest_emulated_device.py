@@ -1,4 +1,4 @@
-"""Loaded by torch itself at its import (entry point ``torch.backends``): gives operators to the emulated device."""
+"""Module that torch loads at its import (entry point ``torch.backends``): install the operators of the device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+# https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
 def autoload() -> None:
     """Let operators for CUDA tensors run the CPU's kernels on the same bytes."""
     import torch
@@ -24,7 +25,7 @@ def autoload() -> None:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """The dispatcher writes a line to stderr for the first kernel that replaces another."""
+    """Hide the line that the dispatcher writes to stderr for the first kernel that replaces another."""
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
