@@ -1,1 +1,1 @@
-"""From events to results: the journal, the one aggregate that folds it, and the verdict over ranks."""
+"""From events to results: the journal, the aggregate that folds it, and the verdict over ranks."""

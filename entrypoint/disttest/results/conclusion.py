@@ -1,8 +1,8 @@
 """The end of a run: facts in, exit code and reason out. Pure; the only place that decides it.
 
-The supervisor, plain pytest, a run on a cluster, the launcher and the merge bring what they know. Of one run, what ended
-it early outweighs what its tests came to, and a file that could not be collected outweighs a failed test: nobody
-knows what it would have said. A merged run comes to what the gravest of its shards has come to.
+Supervisor, plain pytest, cluster runs, the launcher and the merge supply the facts. Within a run, an early end
+outweighs the results of tests, and a file that could not be collected outweighs a failed test, because its tests are
+unknown. A merged run has the gravest exit code of its shards.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ from disttest.results.rulings import NO_TEST_RAN
 
 
 class Conclusion(NamedTuple):
-    """What a run came to."""
+    """Exit code and reason of a run."""
 
     exit_code: int
     reason: str = ""
-    """Why it ended early; empty when it ran to its end."""
+    """Reason for an early end; empty if the run was completed."""
 
 
 class Process(Frozen):
-    """How the pytest process of a run ended."""
+    """Exit status of the pytest process of a run."""
 
     exit_code: int | None
-    """None: by a signal."""
+    """None if a signal ended it."""
     ended: str
-    """The same in words: ``exit code 3``."""
+    """The exit status as text: ``exit code 3``."""
     has_reported: bool = True
-    """Whether its last word is in the journal."""
+    """Whether its final report is in the journal."""
     broken_off: str = ""
-    """Why its exit code is not pytest's own, in words; empty where it is."""
+    """Reason why the exit code is not pytest's own; empty if it is."""
 
 
 class Facts(Frozen):
-    """What is known of a run that is over."""
+    """Facts about a finished run."""
 
     signal: int = 0
-    """The number of the signal that cancelled it."""
+    """Number of the signal that cancelled it; 0 without one."""
     deadline: str = ""
-    """How its deadline passed, in words."""
+    """Description of a missed deadline; empty without one."""
     process: Process | None = None
-    """None: no process reported for the whole run."""
+    """None if no process reports for the whole run."""
     reason: str = ""
-    """Why the process says that it ended early."""
+    """Reason for an early end, as the process reports it."""
     uncollected: bool = False
-    """A file could not be collected."""
+    """Whether a file could not be collected."""
     failed: bool = False
-    """A test failed."""
+    """Whether a test failed."""
     spoiled: bool = False
-    """A broken machine has kept a test from passing."""
+    """Whether a broken machine kept a test from passing."""
     flaky: bool = False
-    """A test is flaky, where that makes the run red."""
+    """Whether a test is flaky and flaky tests fail the run."""
     uncalled: bool = False
-    """There are tests, and nothing has called one."""
+    """Whether there are tests of which none was called."""
     empty: bool = False
-    """No test was collected."""
+    """Whether no test was collected."""
 
 
 def facts_of(run: RunResult) -> Facts:
-    """What the tests and files of a run say."""
+    """Derive the facts from the tests and files of a run."""
     causes = [test.final.cause for test in run.bad]
     return Facts(
         uncollected=bool(run.collection_errors),
@@ -76,9 +76,9 @@ def facts_of(run: RunResult) -> Facts:
 
 
 def conclude(facts: Facts) -> Conclusion:
-    """What one run came to."""
+    """Conclude one run."""
     if facts.signal:
-        # The library below it takes longer to import than `disttest --help` may take.
+        # Imported late: the library below it takes longer to import than `disttest --help` may take.
         from disttest.host.process import signal_name
 
         return Conclusion(128 + facts.signal, f"the run was cancelled by {signal_name(facts.signal)}")
@@ -93,7 +93,7 @@ def conclude(facts: Facts) -> Conclusion:
 
 
 def _ended_early(process: Process, reason: str) -> Conclusion | None:
-    """What a process says that did not run its tests to the end; None where they speak for themselves."""
+    """Conclude from a process that did not run its tests to the end; None if the tests decide."""
     code, reported = process.exit_code, process.has_reported
     if process.broken_off:
         return Conclusion(ExitCode.INTERNAL, process.broken_off)
@@ -113,7 +113,8 @@ def _ended_early(process: Process, reason: str) -> Conclusion | None:
     if code in (ExitCode.PASSED, ExitCode.FAILED):
         return None
     if code is not None and (reason or code in _PYTESTS):
-        return Conclusion(code, reason)  # any code: pytest.exit(returncode=…)
+        # Any code is possible with pytest.exit(returncode=…).
+        return Conclusion(code, reason)
     return Conclusion(ExitCode.INTERNAL, f"the pytest process ended with {process.ended}")
 
 
@@ -130,13 +131,15 @@ def _came_to(facts: Facts) -> ExitCode:
     if facts.flaky:
         return ExitCode.FAILED
     if facts.process is not None and facts.process.exit_code == ExitCode.FAILED:
-        return ExitCode.FAILED  # for a reason that only pytest knows
+        # pytest alone knows the reason.
+        return ExitCode.FAILED
     return ExitCode.NOTHING_COLLECTED if facts.uncalled or facts.empty else ExitCode.PASSED
 
 
 _GRAVITY = (
     ExitCode.INTERRUPTED,
     ExitCode.FAILED,
+    # 128 and above is a signal. It ranks below a failure, because GitHub cancels the other shards after one has failed.
     128,  # and above: a signal. GitHub cancels the other shards once one has failed, which must not hide that
     ExitCode.DEADLINE,
     ExitCode.INTERNAL,
@@ -152,7 +155,7 @@ _GRAVITY = (
 
 
 def join_exit_codes(codes: Iterable[int], *, something_ran: bool) -> int:
-    """The gravest of the exit codes of shards; one that had nothing to run is fine where another one had."""
+    """Return the gravest exit code of shards; a shard without tests is fine if another one ran some."""
     counted = [code for code in codes if not (something_ran and code == ExitCode.NOTHING_COLLECTED)]
     return min(counted, key=_gravity, default=ExitCode.PASSED)
 
@@ -163,20 +166,20 @@ def _gravity(code: int) -> int:
 
 
 class Demands(Frozen):
-    """What a command asks of a run beyond its own conclusion, and whether it is met."""
+    """Demands of a command on a run beyond its own conclusion, and whether they are met."""
 
     nothing_is_fine: bool = False
-    """The plan has nothing for this shard."""
+    """Whether the plan assigns no tests to this shard."""
     idle: Sequence[str] = ()
-    """Suites of which no test ran, where each has to."""
+    """Suites of which no test ran although each must run some."""
     broken: Sequence[str] = ()
-    """Floors that were not kept."""
+    """Floors that were not reached."""
     lost: Sequence[str] = ()
     """Reports that could not be written."""
 
 
 def settle(exit_code: int, demands: Demands) -> int:
-    """The exit code of a command whose run came to ``exit_code``: only a green run can be turned red."""
+    """Return the exit code of a command whose run ended with ``exit_code``; only a green run can be turned red."""
     if exit_code == ExitCode.NOTHING_COLLECTED and demands.nothing_is_fine:
         exit_code = ExitCode.PASSED
     if exit_code:

@@ -1,4 +1,4 @@
-"""What a run cost: slot-minutes used, lost to start-up and idle, and how near the makespan came to its bound. Pure."""
+"""Cost of a run: slot-minutes used, lost to start-up and idle, and the makespan compared with its lower bound. Pure."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
 from disttest.results.fold import RunResult, WorldSpan
 
 SIMULATED_WORLDS = 2_000
-"""Up to so many worlds the effect of one slot more or fewer is simulated; above, it follows from the bound."""
+"""Up to this many worlds, one slot more or fewer is simulated; above, its effect is estimated from the bound."""
 
 
 SIMULATED_SLOTS = 10_000
-"""The same for slots."""
+"""The same limit for slots."""
 
 
 class Cost(Frozen):
-    """What a run cost. Times are seconds; a slot-second is one slot held or offered for a second."""
+    """Cost of a run. Times are in seconds; a slot-second is one slot held or offered for a second."""
 
     unit: str
-    """What a slot is: ``GPU`` or ``CPU slot``."""
+    """Name of a slot: ``GPU`` or ``CPU slot``."""
     slots: int
     used_slot_s: float
-    """Slots times the time that tests ran on them."""
+    """Slots multiplied by the time that tests ran on them."""
     startup_slot_s: float
-    """Slots held by worlds while no test ran: starting, cleaning between tests, ending."""
+    """Slots held by worlds while no test ran: starting, restoring state, ending."""
     idle_slot_s: float
     """Slots that no world held."""
     makespan_s: float
     lower_bound_s: float
     """No schedule of these worlds on these slots can be shorter."""
     runners: str
-    """What one more or fewer is of: the unit, or ``runner`` for merged shards."""
+    """Unit of the estimates with one more or one fewer: a slot, or ``runner`` for merged shards."""
     with_one_more_s: float | None
     with_one_fewer_s: float | None
-    """Expected makespans; None where it cannot be said (nothing would be left, or a world would no longer fit)."""
+    """Expected makespans; None if unknown: no slot would remain, or a world would not fit."""
 
     @property
     def used_minutes(self) -> float:
@@ -52,18 +52,18 @@ class Cost(Frozen):
 
     @property
     def idle_minutes(self) -> float:
-        """Slot-minutes that nobody used."""
+        """Unused slot-minutes."""
         return self.idle_slot_s / 60
 
     @property
     def idle_share(self) -> float:
-        """Idle slot-time over all slot-time, 0 to 1."""
+        """Idle slot-time as a share of all slot-time, 0 to 1."""
         total_s = self.used_slot_s + self.startup_slot_s + self.idle_slot_s
         return self.idle_slot_s / total_s if total_s else 0.0
 
 
 def costs_of(run: RunResult) -> tuple[Cost, ...]:
-    """The cost of a run for each kind of slot. There are two where shards with and without GPUs were merged."""
+    """Compute the cost for each kind of slot; there are two if shards with and without GPUs were merged."""
     parts = _parts(run)
     if len(parts) == 1:
         return (cost_of(run),)
@@ -72,9 +72,9 @@ def costs_of(run: RunResult) -> tuple[Cost, ...]:
 
 
 def cost_of(run: RunResult) -> Cost:
-    """Work out the cost of a run, or of merged shards of one kind; each shard's slots count while that shard ran.
+    """Compute the cost of a run, or of merged shards of one kind; a shard's slots count while it ran.
 
-    Where worlds computed on GPUs and beside them on the CPU, only GPU time is counted; both have a say in the bound.
+    If worlds used GPUs and others the CPU, only GPU time is counted, but both enter the lower bound.
     """
     in_tests_s: dict[str, float] = {}
     for test in run.tests:
@@ -107,12 +107,12 @@ def cost_of(run: RunResult) -> Cost:
 
 
 def least_makespan_s(run: RunResult) -> float:
-    """The time under which no schedule of these worlds and ordinary tests can be, each kind of slot by itself."""
+    """Return the lower bound of the makespan of these worlds and ordinary tests, each kind of slot on its own."""
     return max(map(_least_makespan_s, _parts(run)))
 
 
 def _parts(run: RunResult) -> list[RunResult]:
-    """The run, or its shards with GPUs and those without."""
+    """Return the run, or its shards with GPUs and those without."""
     worlds: dict[str, list[WorldSpan]] = {}
     for world in run.worlds if run.shards else ():
         worlds.setdefault(world.world_id.partition("/")[0], []).append(world)
@@ -134,7 +134,7 @@ def _parts(run: RunResult) -> list[RunResult]:
 
 
 def _on_gpus(cpu_slots: int, worlds: Iterable[WorldSpan]) -> bool:
-    """Whether slots are GPUs. A machine with GPUs may have been told to leave them alone."""
+    """Whether the slots are GPUs; a machine with GPUs may run tests without them."""
     return bool(cpu_slots) or any(world.on_gpus for world in worlds)
 
 
@@ -147,17 +147,17 @@ def _least_makespan_s(run: RunResult) -> float:
 
 
 def _counted(run: RunResult) -> list[WorldSpan]:
-    """The worlds whose slots are what the run costs."""
+    """List the worlds whose slots the cost counts."""
     return [world for world in run.worlds if not run.is_beside(world)]
 
 
 def _beside_bound_s(run: RunResult) -> float:
-    """The time that the worlds on the CPU beside GPUs need at least."""
+    """Return the minimum time that worlds on the CPU need in a run on GPUs."""
     return lower_bound_s(_work(filter(run.is_beside, run.worlds), run), run.cpu_slots)
 
 
 def _work(worlds: Iterable[WorldSpan], run: RunResult) -> list[tuple[float, int]]:
-    """Seconds and width of each world."""
+    """List seconds and width of each world."""
     return [(_length_s(world, run), len(world.slots)) for world in worlds]
 
 
@@ -167,7 +167,7 @@ def _length_s(world: WorldSpan, run: RunResult) -> float:
 
 
 def _window(run: RunResult) -> tuple[float, float]:
-    """Makespan, and slot-seconds offered. Shards that started late did not offer anything before."""
+    """Return makespan and offered slot-seconds; a shard offers nothing before it starts."""
     if not run.shards:
         makespan_s = _makespan_s(run)
         return makespan_s, run.slots * makespan_s
@@ -176,7 +176,7 @@ def _window(run: RunResult) -> tuple[float, float]:
 
 
 def _makespan_s(run: RunResult) -> float:
-    """From the start of the run to the end of its last world or test: the end of pytest itself takes no slots."""
+    """Time from the start of the run to the end of its last world or test; the end of pytest takes no slots."""
     ends = [run.started_at_s]
     ends += [run.ended_at_s if world.ended_at_s is None else world.ended_at_s for world in run.worlds]
     ends += [test.final.started_at_s + test.final.duration_s for test in run.tests]
@@ -186,7 +186,7 @@ def _makespan_s(run: RunResult) -> float:
 def _what_if(
     run: RunResult, worlds: Sequence[tuple[float, int]], beside_s: float, makespan_s: float
 ) -> tuple[float | None, float | None]:
-    """The makespans with one more and one fewer: the measured one, shifted by how the estimate changes."""
+    """Estimate the makespans with one more and one fewer: the measured one, shifted by the change of the estimate."""
     if not worlds:
         return None, None
     now, estimate = _on_runners(run, worlds) if run.shards else _on_slots(run, worlds)
@@ -200,7 +200,7 @@ def _what_if(
 
 
 def _on_slots(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int, Callable[[int], float]]:
-    # More slots than all worlds could hold at once change nothing.
+    # More slots than all worlds could hold at the same time change nothing.
     most = min(run.slots, sum(width for _, width in worlds)) + 1
     if len(worlds) > SIMULATED_WORLDS or most > SIMULATED_SLOTS:
         return run.slots, lambda slots: lower_bound_s(worlds, slots)

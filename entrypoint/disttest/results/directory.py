@@ -1,8 +1,8 @@
-"""The results directory: one run holds it at a time; what an earlier run left is kept aside, never mixed.
+"""The results directory: one run holds it at a time, and results of an earlier run are kept apart.
 
-A run holds its directory by a lock (flock) on the directory itself, which leaves no file behind, follows it when it is
-renamed, and ends with the last process that keeps it: the command and its pytest process. Forked copies of these
-(worlds, ranks, whatever tests start) let go of it at once, so nothing that a test leaves running can prolong it.
+A run holds its directory by a lock (flock) on the directory itself. The lock leaves no file behind, follows a rename,
+and ends with the last process that holds it: the command or its pytest process. Forks of these (worlds, ranks,
+processes of tests) release it immediately, so no process that a test leaves behind can prolong it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from disttest.results.earlier_runs import IGNORED, keep_earlier_run, left_in, pu
 from disttest.results.journal import FILE_NAME, Journal
 
 DEFAULT = Path("results")
-# Directories of one name, ``results-2`` and so on.
+# Maximum number of directories of one name: ``results-2`` and so on.
 _MOST = 1000
 
 
@@ -32,7 +32,7 @@ class DirectoryInUse(UsageError):
 
     Args:
         path: the directory.
-        pid: the process that took it; None where it cannot be seen from here.
+        pid: process that took it; None if it is not visible from here.
     """
 
     def __init__(self, path: Path, pid: int | None) -> None:
@@ -43,21 +43,21 @@ class DirectoryInUse(UsageError):
 
 
 class Home(Frozen):
-    """What processes of a run need to know to write into its results directory and into no other."""
+    """Location of the results directory, for processes that write into it."""
 
     path: str
     device: int = 0
     inode: int = 0
-    """Of the directory when it was claimed; 0: nobody else can have an interest in that path."""
+    """Inode of the directory when it was claimed; 0 if no other run can use the path."""
     refuge: str = ""
-    """Where to write from the moment on when the directory is gone, or is another run's."""
+    """Directory to use if the original one is deleted or belongs to another run."""
 
     def now(self) -> Path:
-        """Where to write now."""
+        """Return the directory to write to now."""
         return Path(self.path if not self.inode or self.is_in_place() else self.refuge)
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the directory of this run."""
+        """Whether the path still refers to this run's directory."""
         try:
             found = Path(self.path).stat()
         except OSError:
@@ -69,9 +69,9 @@ class ResultsDirectory:
     """A results directory that this run holds.
 
     Args:
-        path: absolute.
-        fd: open on the directory, with the lock.
-        run_pid: the process that the run is known by.
+        path: absolute path.
+        fd: open descriptor of the directory, with the lock.
+        run_pid: process id by which the run is known.
         earlier: the folder to which the claim moved the results of an earlier run; None without any.
     """
 
@@ -92,17 +92,17 @@ class ResultsDirectory:
 
     @property
     def path(self) -> Path:
-        """Where it lies; another path after :meth:`restore` has had to move."""
+        """Its path, which :meth:`restore` may change."""
         return Path(self.home.path)
 
     def fileno(self) -> int:
-        """For a process that is to hold the directory as well; see :func:`adopt`."""
+        """Descriptor for a process that will hold the directory as well; see :func:`adopt`."""
         return self._fd
 
     def restore(self, journal: Journal) -> str:
-        """Put back what somebody has removed meanwhile, and nothing of another run; returns a note if that was needed.
+        """Restore a deleted directory and journal, without touching another run; return a note if that was needed.
 
-        The directory comes back under its name, unless there is something else by now: then under its refuge.
+        The directory gets its name back, unless the name is in use again; then the refuge is used.
         """
         if self.home.is_in_place() and journal.is_in_place():
             return ""
@@ -141,14 +141,14 @@ class ResultsDirectory:
                 put_back(self.path, self.earlier)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the directory for other runs."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
         self._let_go()
 
     def _let_go(self) -> None:
-        """Close the descriptor only: to unlock would unlock it for the process that we were forked from."""
+        """Close the descriptor only: unlocking would unlock it for the parent process as well."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -158,24 +158,27 @@ REMOVED = "the results directory was removed while the run wrote into it"
 
 
 def claim(path: Path) -> ResultsDirectory:
-    """Make the directory ready for a new run, which holds it from now on.
+    """Prepare the directory for a new run, which holds it from now on.
 
-    An earlier run is renamed to ``<name>-<time of its journal>`` beside it; where that cannot be done (a
+    The results of an earlier run are renamed to ``<name>-<time of its journal>`` in the same folder. If that fails (a
     mounted volume), its content moves to ``earlier/<time>`` inside.
 
     Raises:
         DirectoryInUse: another run holds it.
-        UsageError: it cannot be made or written, or holds something that no run of ours has left.
+        UsageError: it cannot be created or written, or contains files that no disttest run has left.
     """
     path = path.absolute()
-    real = path.resolve()  # a link to another disk stays one
+    # A symbolic link to another disk is kept.
+    real = path.resolve()
     earlier = None
     try:
         for _ in range(_MOST):
             real.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):  # what it is, opening it will say
+            # If it is not a directory, opening it fails with a message.
+            with contextlib.suppress(FileExistsError):
                 real.mkdir()
-            with contextlib.suppress(FileNotFoundError):  # somebody has renamed it meanwhile
+            # Another process renamed it in the meantime.
+            with contextlib.suppress(FileNotFoundError):
                 fd = _locked(real)
                 try:
                     if _is_at(fd, real) and left_in(real):
@@ -193,13 +196,16 @@ def claim(path: Path) -> ResultsDirectory:
 
 
 def claim_default(say: Callable[[str], None]) -> ResultsDirectory:
-    """Claim ``results`` for a run that was given no directory; ``results-2`` and so on beside other runs.
+    """Claim ``results`` for a run without a directory; ``results-2`` and so on if other runs are active.
+
+    Waiting for the other run would hang scripts. A directory that the user names is refused instead, because the
+    results are expected there.
 
     Args:
-        say: told in one line where the results go, if not to ``results``.
+        say: receives one line about the location if it is not ``results``.
 
     Raises:
-        UsageError: as :func:`claim`.
+        UsageError: as in :func:`claim`.
     """
     try:
         return claim(DEFAULT)
@@ -214,13 +220,13 @@ def claim_default(say: Callable[[str], None]) -> ResultsDirectory:
 
 
 def adopt(path: Path, fd: int, *, run_pid: int) -> ResultsDirectory:
-    """Hold a directory that the command has claimed, by a descriptor that was inherited from it."""
+    """Hold a directory that the command has claimed, through an inherited descriptor."""
     return ResultsDirectory(path, fd, run_pid=run_pid)
 
 
 @contextlib.contextmanager
 def no_run_writes(path: Path) -> Iterator[None]:
-    """While this is open, no run can claim the directory.
+    """Keep runs from claiming the directory while the context is open.
 
     Raises:
         DirectoryInUse: a run holds it.
@@ -233,7 +239,7 @@ def no_run_writes(path: Path) -> Iterator[None]:
 
 
 def short_path(path: Path) -> str:
-    """The path as a user would type it here: relative if it lies below the working directory."""
+    """Return the path as a user would type it here: relative below the working directory."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
@@ -247,7 +253,7 @@ def _make_ready(path: Path) -> None:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether a path leads to what a descriptor is open on: it may have been renamed between two calls."""
+    """Whether a path refers to the open directory: it may be renamed between two calls."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -255,9 +261,9 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _locked(path: Path, *, shared: bool = False) -> int:
-    """A descriptor of the directory, with the lock.
+    """Open and lock the directory.
 
-    A command that was killed has its last process die a moment later: that moment is waited for.
+    After a command is killed, its last process dies a moment later; wait for that moment.
 
     Raises:
         DirectoryInUse: another run holds it.
@@ -281,13 +287,14 @@ def _try_lock(fd: int, *, shared: bool) -> bool:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without such locks: there, nobody can be told from anybody
+    # On a file system without such locks, runs cannot see each other.
+    except OSError:
         return True
     return True
 
 
 def _holder(fd: int) -> int | None:
-    """The process that took the lock, as the kernel tells; None where it cannot be seen from here."""
+    """Return the process that took the lock, from /proc/locks; None if it is not visible from here."""
     found = os.fstat(fd)
     file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with contextlib.suppress(OSError, ValueError):

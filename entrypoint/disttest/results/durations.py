@@ -1,7 +1,7 @@
-"""Timing files: what journals, ``results.json`` and JUnit files (of any tool) say about how long tests take.
+"""Timing files: durations of tests from journals, ``results.json`` and JUnit files of any tool.
 
-A timing file only makes the next plan better, so nothing in one is an error: what cannot be used is a warning with
-file and line, and the plan is made without it.
+A timing file only improves the next plan, so its faults are no errors: they become warnings with file and line, and the
+plan is made without them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from disttest.results.junit_cases import read_junit
 from disttest.safe_open import open_regular
 
 CLOCK_SKEW_S = 86_400.0
-"""So far ahead of us another machine's clock may be; a later time than that is no time."""
+"""Maximum difference of another machine's clock; later times are ignored."""
 
 Reading = Iterator[Sample | WorldStart | str]
 """Samples, and warnings as text."""
@@ -34,12 +34,12 @@ Reading = Iterator[Sample | WorldStart | str]
 def read_timings(
     paths: Iterable[Path], *, now_s: float, hardware: str = ""
 ) -> tuple[Timings, tuple[str, ...]]:
-    """Read timing files (a directory stands for the journal in it) into one table, with warnings.
+    """Read timing files into one table, with warnings; a directory is read as its journal.
 
     Args:
-        paths: files in any mixture of formats; what a file is, its first bytes say.
-        now_s: seconds since the epoch; times after it are refused.
-        hardware: the key of the machines that the next run is for (:func:`hardware_key`).
+        paths: files in any mixture of formats, recognized by their first bytes.
+        now_s: seconds since the epoch; later times are ignored.
+        hardware: key of the machines of the next run (:func:`hardware_key`).
     """
     samples: list[Sample] = []
     starts: list[WorldStart] = []
@@ -57,7 +57,7 @@ def read_timings(
 
 
 def _read(path: Path, now_s: float) -> Reading:
-    # What the user names may be a link; what lies in a folder that he names may not.
+    # A path from the user may be a symbolic link; a file inside a folder may not, since tests can write there.
     file = real = path / FILE_NAME
     if not path.is_dir():
         file, real = path, path.resolve()
@@ -147,14 +147,15 @@ def _when(at_s: float) -> str:
 
 
 def _broken_line(data: bytes) -> int:
-    """Where JSON breaks; line 1 when it is well formed but of another kind."""
+    """Return the line at which JSON breaks; 1 if it is well formed but of another kind."""
     try:
         json.loads(data)
     except json.JSONDecodeError as error:
         return error.lineno
     except UnicodeDecodeError as error:
         return data[: error.start].count(b"\n") + 1
-    except (ValueError, RecursionError):  # a number or a nesting that Python does not take
+    # A number or a nesting that Python rejects.
+    except (ValueError, RecursionError):
         pass
     return 1
 

@@ -1,4 +1,4 @@
-"""What an earlier run has left in a results directory is kept aside: beside it, or in it where it cannot be renamed."""
+"""Keep results of earlier runs: next to the results directory, or inside it if it cannot be renamed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from disttest.errors import UsageError
 from disttest.results.journal import FILE_NAME
 
 BEFORE = "unharmed"
-"""The folder of a run that comes before the one of the directory, which begins only if that passes."""
-# The folder of what is kept aside where the directory itself cannot be renamed.
+"""Folder of a preparatory run; the main run starts only if it passes."""
+# Folder of earlier results if the directory itself cannot be renamed.
 _EARLIER = "earlier"
 # The file that keeps results out of a repository; it is not a part of a run.
 IGNORED = ".gitignore"
 _STAMP = "%Y%m%d-%H%M%S"
-# The name of what is kept aside, without that of the directory.
+# Suffix of the name of earlier results.
 _STAMPED = re.compile(r"(\d{8}-\d{6})(-\d+)?")
 
 
@@ -31,7 +31,7 @@ def keep_earlier_run(path: Path) -> Path:
     The directory itself is renamed; where that is not possible, its content is moved.
 
     Raises:
-        UsageError: the directory holds something that no run of ours has left.
+        UsageError: the directory contains files that no disttest run has left.
     """
     journal = _journal_of(path)
     if journal is None:
@@ -61,16 +61,16 @@ def put_back(path: Path, earlier: Path) -> None:
 
 
 def kept_aside(path: Path) -> list[Path]:
-    """What :func:`keep_earlier_run` has made of earlier runs in a results directory, newest first.
+    """List the earlier results that :func:`keep_earlier_run` has moved away, newest first.
 
-    Each has to be named for the time of its own journal: a folder with another name is what somebody has chosen to keep.
+    Each is named for the time of its own journal: a user renames a folder to keep it.
     """
     found = [(ended_ns, folder) for folder, name in _beside(path) if (ended_ns := _ended_ns(folder, name))]
     return [folder for _, folder in sorted(found, reverse=True)]
 
 
 def _beside(path: Path) -> Iterator[tuple[Path, str]]:
-    """What may have been kept aside, with the part of its name that says when its run was."""
+    """Yield candidates with the part of the name that contains the time of the run."""
     prefix, inside = f"{path.name}-", path / _EARLIER
     for folder in path.parent.glob(f"{glob.escape(prefix)}*"):
         yield folder, folder.name.removeprefix(prefix)
@@ -80,11 +80,12 @@ def _beside(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _ended_ns(folder: Path, name: str) -> int:
-    """When the run ended that has left a folder, in nanoseconds; 0 for what is none of ours, or gone meanwhile."""
+    """Return the end of the run that left a folder, in nanoseconds; 0 for other folders, or if it has vanished."""
     stamped = _STAMPED.fullmatch(name)
     if stamped is None or folder.is_symlink():
         return 0
-    with contextlib.suppress(OSError):  # others may see to the same, or keep us out
+    # Another run may delete it at the same time, or access is denied.
+    with contextlib.suppress(OSError):
         journal = _journal_of(folder)
         if journal is not None and _stamp(journal) == stamped[1]:
             return journal.stat().st_mtime_ns
@@ -96,7 +97,7 @@ def _stamp(journal: Path) -> str:
 
 
 def _journal_of(path: Path) -> Path | None:
-    """What says that a directory is of a run of ours: its journal, or that of the run before it if there is nothing else."""
+    """Return the journal that identifies a results directory: its own, or that of a preparatory run alone."""
     own, before = path / FILE_NAME, path / BEFORE / FILE_NAME
     if own.exists():
         return own
@@ -104,7 +105,7 @@ def _journal_of(path: Path) -> Path | None:
 
 
 def left_in(path: Path) -> list[Path]:
-    """What is in a results directory, apart from what was kept aside."""
+    """List the content of a results directory, without earlier results."""
     return [child for child in path.iterdir() if child.name not in (_EARLIER, IGNORED)]
 
 

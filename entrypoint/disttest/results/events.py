@@ -1,4 +1,4 @@
-"""What a run can say. Each event is one line of ``events.jsonl``, tagged with its type."""
+"""Events of a run. Each is one line of ``events.jsonl``, tagged with its type."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class RunStarted(Event, tag="run_started"):
-    """The controller is up."""
+    """The controller has started."""
 
     run_id: str
     argv: tuple[str, ...]
     root: str
-    """Directory that node ids and files are relative to."""
+    """Directory to which node ids and files are relative."""
     hardware: Hardware
     slots: Count
     disttest: str
     schema_version: int = SCHEMA_VERSION
     plan_id: str = ""
-    """The plan that this run is a shard of; empty when it is a whole run."""
+    """The plan of which this run is a shard; empty for a whole run."""
     shard: Count | None = None
-    """The number of that shard."""
+    """Number of that shard."""
     invocation: Invocation = Invocation()
     cpu_slots: Count = 0
-    """Slots of the CPU beside the GPUs that ``slots`` counts, where worlds of the run compute on both."""
+    """CPU slots in addition to the GPUs that ``slots`` counts, if worlds of the run compute on both."""
 
 
 class TestCollected(Event, tag="test_collected"):
-    """A test that this run owes a result."""
+    """A test that must get a result."""
 
     __test__ = False
 
@@ -70,17 +70,17 @@ class WorldStarted(Event, tag="world_started"):
     world_id: str
     shape: WorldShape
     slots: tuple[str, ...]
-    """Names of the slots it holds: ``cpu:0``, ``gpu:3``."""
+    """Names of its slots: ``cpu:0``, ``gpu:3``."""
     pid: int
 
 
 class WorldEnded(Event, tag="world_ended"):
-    """All processes of a world are gone and its slots are free (or quarantined)."""
+    """All processes of a world have ended, and its slots are free or quarantined."""
 
     world_id: str
     reason: str = ""
     cpu_steps: tuple[CpuStep, ...] = ()
-    """What its life has cost, step by step; only where it was asked for."""
+    """CPU steps of its processes, if measured."""
 
 
 class TestStarted(Event, tag="test_started"):
@@ -94,36 +94,36 @@ class TestStarted(Event, tag="test_started"):
 
 
 class TestFinished(Event, tag="test_finished"):
-    """An attempt of a test has its verdict."""
+    """An attempt of a test has its result."""
 
     __test__ = False
 
     result: TestResult
     again: bool = False
-    """It failed and is going to be tried again, if the run lasts that long."""
+    """Whether the attempt failed and another one will follow if the run lasts."""
 
 
 class Noted(Event, tag="noted"):
-    """Something about the run that a reader should know: a fallback, a warning."""
+    """A note for the reader: a fallback, a warning."""
 
     message: str
     nodeid: str = ""
     shown: bool = False
-    """Pytest has printed it already, so that whoever shows the run need not."""
+    """Whether pytest has printed it, so that the view need not."""
 
 
 class ShardJoined(Event, tag="shard_joined"):
-    """A merge took in all that one shard reported; only in the journals that ``disttest merge`` writes."""
+    """A merge has read all events of one shard; only in journals written by ``disttest merge``."""
 
     shard: ShardSpan
 
 
 class RunFinished(Event, tag="run_finished"):
-    """The last event. A journal without it is of a run that died."""
+    """The last event. A journal without it belongs to a run that died."""
 
     exit_code: Code
     reason: str = ""
-    """Why the run ended early; empty when it ran to its end."""
+    """Reason for an early end; empty if the run was completed."""
 
 
 AnyEvent = (

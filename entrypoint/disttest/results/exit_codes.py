@@ -1,7 +1,7 @@
-"""What the exit code of a rank means where ranks speak by exit codes: our reading, and torch's. Pure.
+"""Meaning of a rank's exit code where ranks report by exit codes: disttest's reading, and torch's. Pure.
 
-The numbers are the field's: ``torch.testing._internal.common_distributed.TEST_SKIPS``. Codes are in the
-convention of ``multiprocessing``: minus the signal's number for a rank that died of a signal.
+The numbers are torch's: ``torch.testing._internal.common_distributed.TEST_SKIPS``. Codes follow the convention of
+``multiprocessing``: a rank that died by a signal has the negative number of the signal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from disttest.model import Frozen, Outcome, RankEnd, RankRecord
 
 TEST_ERROR = 10
-"""A rank's test raised, and said what through its pipe."""
+"""A rank's test raised an exception and reported it through its pipe."""
 
 
 NO_RANKS = "no rank was started, so nothing was tested (torch's harness passes such a test)"
@@ -23,7 +23,7 @@ NEVER_JOINED = "the test ended without waiting for this rank"
 
 
 class TestSkip(NamedTuple):
-    """An exit code that means "skipped", and why."""
+    """An exit code that means "skipped", and its reason."""
 
     exit_code: int
     message: str
@@ -53,29 +53,29 @@ SKIP_MESSAGES: dict[int, str] = {skip.exit_code: skip.message for skip in TEST_S
 
 
 class ExitRule(Frozen):
-    """What the test itself says about the exit codes of its ranks."""
+    """Exit codes that the test itself allows."""
 
     expected: int = 0
-    """Of rank 0; the others may leave with it or with 0 (``special_return_code_checks``)."""
+    """Code of rank 0; the others may exit with it or with 0 (``special_return_code_checks``)."""
     any_code: bool = False
-    """Every code but that of an error is fine (``skip_return_code_checks``)."""
+    """Whether every code except that of an error is allowed (``skip_return_code_checks``)."""
 
     def allows(self, code: int, *, rank: int) -> bool:
-        """Whether a rank may end with this code, a skip aside."""
+        """Whether a rank may end with this code; skips are handled before."""
         if self.any_code:
             return code != TEST_ERROR
         return code == self.expected or (code == 0 and rank > 0)
 
 
 def exit_code_of(record: RankRecord) -> int | None:
-    """The code in multiprocessing's convention; None for a rank that has none (we ended it, or it lives)."""
+    """Return the code in multiprocessing's convention; None for a rank without one (ended by disttest, or alive)."""
     if record.end is RankEnd.KILLED:
         return None
     return record.exit_code if record.signal is None else -record.signal
 
 
 def read_record(record: RankRecord, rule: ExitRule, skips: Mapping[int, str]) -> RankRecord:
-    """The record with its exit code understood: a pass, a skip or a failure in words."""
+    """Interpret the exit code of a record as a pass, a skip or a failure with a message."""
     code = exit_code_of(record)
     if code is None or record.end is RankEnd.LOST:
         return record
@@ -112,9 +112,9 @@ def _read(record: RankRecord, outcome: Outcome, message: str) -> RankRecord:
 
 
 def torch_outcome(records: Sequence[RankRecord], rule: ExitRule, skips: Mapping[int, str]) -> Outcome | None:
-    """What torch 2.13's own harness says: errors by code 10, else rank 0 alone decides.
+    """Return the verdict of torch 2.13's own harness: code 10 is an error, otherwise rank 0 alone decides.
 
-    None where it cannot be known: rank 0 was ended by us before it could end by itself.
+    None if it cannot be known, because disttest ended rank 0.
 
     Source: ``MultiProcessTestCase._check_return_codes``.
     """

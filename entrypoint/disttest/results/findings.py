@@ -9,18 +9,18 @@ import msgspec
 from disttest.model import Cause, Outcome, PluginFinding, Section, TestResult
 
 MOST_FINDINGS = 20
-"""Findings of one finder in one test; a loop that goes wrong in a hundred ways needs no more."""
+"""Maximum number of findings of one source in one test; a loop repeats the same mistake many times."""
 
 
 def with_findings(
     result: TestResult, findings: Sequence[PluginFinding], notes: Iterable[str] = ()
 ) -> TestResult:
-    """A result with further findings; those that fail a test make it a failure.
+    """Add findings to a result; those that fail the test turn it into a failure.
 
     Args:
-        result: of a test that has passed.
-        findings: of one finder.
-        notes: what it could not look at.
+        result: result of a test that has passed.
+        findings: findings of one source.
+        notes: parts of the test that the source could not examine.
     """
     kept, more = findings[:MOST_FINDINGS], len(findings) - MOST_FINDINGS
     notes = [*notes, *([f"{more} more findings of {findings[0].source}"] if more > 0 else [])]
@@ -39,22 +39,23 @@ def with_findings(
 
 
 def with_section(result: TestResult, name: str, section: Section) -> TestResult:
-    """A result with the section of a plugin; it replaces one of this name.
+    """Add the section of a plugin to a result, replacing one of the same name.
 
     Args:
-        result: of a test.
-        name: of the plugin.
-        section: what the reports show of it.
+        result: result of a test.
+        name: name of the plugin.
+        section: content for the reports.
 
     Raises:
-        TypeError, msgspec.ValidationError, UnicodeEncodeError: the section is no text, or its data is no JSON.
+        TypeError, msgspec.ValidationError, UnicodeEncodeError: the section is not text, or its data is not JSON.
     """
-    checked = msgspec.json.decode(msgspec.json.encode(section), type=Section)  # it travels as JSON
+    # A section travels as JSON, so its content is checked by encoding it.
+    checked = msgspec.json.decode(msgspec.json.encode(section), type=Section)
     return msgspec.structs.replace(result, sections={**result.sections, name: checked})
 
 
 def describe_plugins(result: TestResult) -> Iterator[str]:
-    """Findings and sections of plugins as text; nothing if there are none."""
+    """Yield findings and sections of plugins as text; nothing if there are none."""
     yield from describe_findings(result.findings)
     for section in result.sections.values():
         if section.title or section.lines:
@@ -63,7 +64,7 @@ def describe_plugins(result: TestResult) -> Iterator[str]:
 
 
 def describe_findings(findings: Iterable[PluginFinding]) -> Iterator[str]:
-    """Each in three lines: what it is, what comes of it, what to do."""
+    """Yield three lines for each finding: the fact, its effect, the advice."""
     for finding in findings:
         yield f"{finding.source}: {finding.message}"
         yield f"  effect: {finding.effect}"

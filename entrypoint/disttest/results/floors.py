@@ -1,4 +1,4 @@
-"""Floors: what a run must have done at least, so that "almost everything was skipped" is red. Pure."""
+"""Floors: the minimum that a run must have done, so that a run that skips almost everything is red. Pure."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ class Expectation(Frozen):
     """One line of an ``--expect`` file."""
 
     text: str
-    """A node id, the part of one before a ``::`` or ``[``, or a pattern with ``*``."""
+    """A node id, a part of one that ends before ``::`` or ``[``, or a pattern with ``*``."""
     line: int
 
     def matches(self, nodeid: str) -> bool:
-        """Whether a test is meant."""
+        """Whether a test matches."""
         if "*" in self.text:
             return re.fullmatch(re.escape(self.text).replace(r"\*", ".*"), nodeid) is not None
         return nodeid == self.text or nodeid.startswith((f"{self.text}::", f"{self.text}[", f"{self.text}/"))
 
 
 class Floors(Frozen):
-    """What was asked for; the defaults ask for nothing."""
+    """The requested floors; by default none."""
 
     min_tests: int = 0
-    """Tests that must have run, whatever came of them: all but the skipped ones."""
+    """Minimum number of tests that ran, with any outcome: all except skipped ones."""
     min_worlds: int = 0
-    """The same of those with a world."""
+    """Minimum number of tests that ran in a world."""
     max_skip_ratio: float = 1.0
-    """Skipped tests over all tests, at most."""
+    """Maximum share of skipped tests."""
     expect: tuple[Expectation, ...] = ()
     expect_file: str = ""
-    """For messages."""
+    """Name of the file, for messages."""
     strict: bool = False
-    """Every suite of the run must have run something: see :func:`idle_suites`."""
+    """Whether every suite must have run a test: see :func:`idle_suites`."""
 
 
 def parse_expectations(text: str) -> tuple[Expectation, ...]:
-    """Read an ``--expect`` file: one node id or pattern a line; blank lines and lines with ``#`` first are comments."""
+    """Parse an ``--expect`` file: one node id or pattern per line; blank lines and ``#`` comments are ignored."""
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     return tuple(Expectation(text=line, line=number) for number, line in lines if line and line[0] != "#")
 
@@ -55,7 +55,7 @@ def make_floors(
     expect_file: str = "",
     strict: bool = False,
 ) -> Floors:
-    """What the user asked for; ``expect`` is the text of the file of that name.
+    """Build the floors from options; ``expect`` is the content of ``expect_file``.
 
     Raises:
         UsageError: the file expects nothing.
@@ -76,7 +76,7 @@ def make_floors(
 
 
 def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
-    """Say which floors a run has broken, one message each; a run that keeps them all gives none."""
+    """List the floors that a run has missed, one message each."""
     ran = [test.test.nodeid for test in run.tests if test.final.outcome.has_run]
     skipped = run.counts()[Outcome.SKIPPED]
     broken: list[str] = []
@@ -101,7 +101,7 @@ def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
 
 
 def idle_suites(run: RunResult) -> tuple[str, ...]:
-    """One message for each suite of which every test was skipped: this torch or this machine cannot run it."""
+    """Describe each suite whose tests were all skipped: this torch or this machine cannot run it."""
     suites: dict[str, list[TestOutcome]] = {}
     for test in run.tests:
         suites.setdefault(test.test.suite, []).append(test)

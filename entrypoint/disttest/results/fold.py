@@ -1,4 +1,4 @@
-"""The one aggregate: folds events into what a run came to. Reporters read it and nothing else."""
+"""The one aggregate: folds events into the result of a run. Reporters read this and nothing else."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class TestOutcome(Frozen):
 
     @property
     def flaky(self) -> bool:
-        """Passed in the end, but not at first; what a broken machine has spoiled says nothing of the test."""
+        """Whether the test passed after a failure; attempts spoiled by a broken machine do not count."""
         own = [attempt for attempt in self.attempts[:-1] if attempt.cause is not Cause.INFRASTRUCTURE]
         return not self.final.outcome.is_bad and any(attempt.outcome.is_bad for attempt in own)
 
     @property
     def first_bad(self) -> TestResult:
-        """The attempt that failed first; the final one if none did."""
+        """The first failed attempt; the final one if none failed."""
         return next((attempt for attempt in self.attempts if attempt.outcome.is_bad), self.final)
 
 
 class WorldSpan(Frozen):
-    """The life of a world, for timelines and cost."""
+    """Lifetime of a world, for timelines and cost."""
 
     world_id: str
     shape: WorldShape
@@ -88,7 +88,7 @@ class CollectionError(Frozen):
 
 
 class RunResult(Frozen):
-    """What a run came to; the content of ``results.json``."""
+    """Result of a run; the content of ``results.json``."""
 
     run_id: str
     argv: tuple[str, ...]
@@ -100,40 +100,40 @@ class RunResult(Frozen):
     ended_at_s: Moment
     exit_code: Code
     reason: str
-    """Why the run ended early; empty when it ran to its end."""
+    """Reason for an early end; empty if the run was completed."""
     tests: tuple[TestOutcome, ...]
     collection_errors: tuple[CollectionError, ...]
     worlds: tuple[WorldSpan, ...]
     notes: tuple[str, ...]
     schema_version: int = SCHEMA_VERSION
     shards: tuple[ShardSpan, ...] = ()
-    """The shards that a merged result was joined from; empty for a run on one machine."""
+    """Shards from which a merged result was joined; empty for a run on one machine."""
     plan_id: str = ""
-    """The plan that this run is a shard (or the merge) of."""
+    """The plan of which this run is a shard, or the merge."""
     shard: Count | None = None
     invocation: Invocation = Invocation()
     cpu_slots: Count = 0
-    """Slots of the CPU beside the GPUs that ``slots`` counts, where worlds of the run computed on both."""
+    """CPU slots in addition to the GPUs that ``slots`` counts, if worlds of the run computed on both."""
     called_at_s: Moment | None = None
-    """When the command was called, where it supervised the run: before pytest, and torch, were loaded."""
+    """Start of the command that supervised the run, before pytest and torch were loaded."""
 
     @property
     def duration_s(self) -> float:
-        """Wall time of the tests: from the end of the collection."""
+        """Wall time of the tests, from the end of the collection."""
         return max(0.0, self.ended_at_s - self.started_at_s)
 
     @property
     def whole_s(self) -> float | None:
-        """Wall time of the whole run; None where that is the time of the tests, as far as anybody knows."""
+        """Wall time of the whole run; None if it is unknown or equals the time of the tests."""
         return None if self.called_at_s is None else max(0.0, self.ended_at_s - self.called_at_s)
 
     @property
     def attempts(self) -> tuple[TestResult, ...]:
-        """Of all tests."""
+        """Attempts of all tests."""
         return tuple(attempt for test in self.tests for attempt in test.attempts)
 
     def is_beside(self, world: WorldSpan) -> bool:
-        """Whether a world held slots of the CPU beside the GPUs, which are what this run's cost is counted in."""
+        """Whether a world held CPU slots in a run whose cost is counted in GPUs."""
         return bool(self.cpu_slots) and not world.on_gpus
 
     def counts(self) -> dict[Outcome, int]:
@@ -145,17 +145,17 @@ class RunResult(Frozen):
 
     @property
     def bad(self) -> tuple[TestOutcome, ...]:
-        """The tests that make the run red, in order."""
+        """Tests that make the run red, in order."""
         return tuple(test for test in self.tests if test.final.outcome.is_bad)
 
     @property
     def flaky(self) -> tuple[TestOutcome, ...]:
-        """The tests that passed only when they were tried again, in order."""
+        """Tests that passed only after a retry, in order."""
         return tuple(test for test in self.tests if test.flaky)
 
     @property
     def nothing_ran(self) -> bool:
-        """Whether tests were to run and none has been called, skips aside."""
+        """Whether tests were scheduled and none was called, apart from skips."""
         outcomes = [test.final.outcome for test in self.tests]
         return Outcome.NOT_RUN in outcomes and not any(outcome.has_run for outcome in outcomes)
 
@@ -166,17 +166,17 @@ class RunResult(Frozen):
 
     @property
     def false_greens(self) -> tuple[TestOutcome, ...]:
-        """The tests that are red here and that torch's own harness would have passed, in order."""
+        """Failed tests that torch's own harness would have passed, in order."""
         return tuple(test for test in self.tests if test.final.is_false_green_avoided)
 
     @property
     def vacuous(self) -> tuple[TestOutcome, ...]:
-        """The tests that are skipped here and that torch's own harness passes without a rank, in order."""
+        """Skipped tests that torch's own harness passes without a rank, in order."""
         return tuple(test for test in self.tests if test.final.is_vacuous)
 
 
 class Folding:
-    """The fold of a journal that is still being written: takes events as they come, and has a result at any time."""
+    """Fold of a growing journal: takes events one by one, and has a result at any time."""
 
     def __init__(self) -> None:
         self.started: RunStarted | None = None
@@ -192,7 +192,7 @@ class Folding:
         self.last_at_s = 0.0
 
     def take(self, event: AnyEvent) -> None:  # noqa: C901 - one line for each kind of event
-        """Learn from an event."""
+        """Fold an event."""
         self.last_at_s = max(self.last_at_s, event.at_s)
         match event:
             case RunStarted():
@@ -219,30 +219,31 @@ class Folding:
                 self.finished = event
 
     def start(self, event: RunStarted) -> None:
-        """The supervisor's word is the user's own command; the controller's, which follows, knows the rest."""
+        """Merge the first event of the supervisor, which has the user's command, with that of the controller."""
         if event.schema_version != SCHEMA_VERSION:
             self.notes.append(
                 f"a part of this journal is of version {event.schema_version}, and this disttest ({SCHEMA_VERSION}) may "
                 f"misread it: read it with the disttest that wrote it, {event.disttest}"
             )
         if self.called_at_s is not None:
-            return  # launcher mode, at another size
+            # A further pytest process of the same run.
+            return
         if self.started is not None:
             self.called_at_s = self.started.at_s
             event = msgspec.structs.replace(event, argv=self.started.argv, invocation=self.started.invocation)
         self.started = event
 
     def finish_test(self, result: TestResult) -> None:
-        """An attempt has its verdict."""
+        """Fold the result of an attempt."""
         self.running.pop(result.nodeid, None)
         attempts = self.attempts.setdefault(result.nodeid, [])
-        # A rank that dies after its test was judged turns that attempt red: the later word counts.
+        # If a rank dies after its test was judged, a second result turns that attempt red.
         if attempts and attempts[-1].attempt == result.attempt:
             attempts.pop()
         attempts.append(result)
 
     def end_world(self, event: WorldEnded) -> None:
-        """A world has let go of its slots."""
+        """Fold the end of a world."""
         span = self.worlds.get(event.world_id)
         if span is not None:
             self.worlds[event.world_id] = msgspec.structs.replace(
@@ -250,21 +251,22 @@ class Folding:
             )
 
     def unfinished(self, nodeid: str, reason: str) -> TestResult:
-        """Return the failure of an attempt that will not finish any more."""
+        """Return the failure of an attempt that will not finish."""
         started, done = self.running.get(nodeid), len(self.attempts.get(nodeid, ()))
         result = unfinished(nodeid, started, reason, at_s=self.last_at_s, done=done)
         return msgspec.structs.replace(result, world_id=started.world_id) if started else result
 
     def crash(self, how: str, *, at_s: float) -> tuple[TestResult, ...]:
-        """The failure of the ordinary test that ran while the pytest process died, and the tests that were left.
+        """Return the failure of the ordinary test that ended the pytest process, and results of the remaining tests.
 
         Args:
-            how: the process ended.
-            at_s: when it did.
+            how: exit status of the process, as text.
+            at_s: time of its end.
         """
-        from disttest.results.verdict import not_run  # heavy, and needed after a crash only
+        # Imported late: large, and needed only after a crash.
+        from disttest.results.verdict import not_run
 
-        # A world's test does not run in the pytest process.
+        # A test in a world does not run in the pytest process.
         started = next((each for each in self.running.values() if not each.world_id), None)
         if started is None:
             return ()
@@ -279,21 +281,21 @@ class Folding:
         return (failed, *(not_run(nodeid, reason, at_s=at_s) for nodeid in left))
 
     def outcome(self, test: TestCase, reason: str) -> TestOutcome:
-        """Return what a test has come to, if the run is over for that reason."""
+        """Return the outcome of a test if the run ends for this reason."""
         attempts = self.attempts.get(test.nodeid, [])
         if test.nodeid in self.running or not attempts:
             attempts = [*attempts, self.unfinished(test.nodeid, reason)]
         return TestOutcome(test=test, attempts=tuple(attempts))
 
     def _slots(self) -> int:
-        """Slots of the run, with those that it lent worlds while the machine was idle."""
+        """Number of slots, including those lent to worlds while the machine was idle."""
         own = self.started.slots if self.started else 0
         beside = self.started.cpu_slots if self.started else 0
         used = {slot for world in self.worlds.values() for slot in world.slots}
         return own if beside or not own else max(own, len(used))
 
     def result(self) -> RunResult:
-        """Return what the run has come to by now. What is owed and has not finished has failed, with the reason."""
+        """Return the result so far. A test that must have a result and has not finished has failed, with the reason."""
         started, finished = self.started, self.finished
         reason = (finished.reason or "the run ended") if finished else DIED_EARLY
         return RunResult(
@@ -323,14 +325,14 @@ class Folding:
 def unfinished(
     nodeid: str, started: TestStarted | None, when: str, *, at_s: float, done: int = 0
 ) -> TestResult:
-    """The failure of an attempt that will not finish any more.
+    """Return the failure of an attempt that will not finish.
 
     Args:
-        nodeid: of the test.
-        started: the beginning of the attempt, if there was one.
-        when: what has happened, as a clause.
-        at_s: when it has.
-        done: attempts that have finished before.
+        nodeid: id of the test.
+        started: start of the attempt, if it started.
+        when: description of the event that ended it, as a clause.
+        at_s: time of that event.
+        done: number of finished attempts before it.
     """
     return TestResult(
         nodeid=nodeid,
@@ -344,14 +346,14 @@ def unfinished(
 
 
 def did_not_finish(when: str, *, was_running: bool) -> str:
-    """How that is said, here and of nodes; ``when`` is a clause."""
+    """Format the message of an unfinished test, here and for nodes; ``when`` is a clause."""
     return f"did not finish: it {'was running' if was_running else 'had not started'} when {when}"
 
 
 def fold(events: Iterable[AnyEvent]) -> RunResult:
-    """Fold a run's events into its result. A test that was to run and did not finish has failed, with the reason.
+    """Fold a run's events into its result. A scheduled test that did not finish has failed, with the reason.
 
-    A journal that lacks its first event (cut, or mixed) still folds: unknown facts are empty.
+    A journal without its first event (cut, or mixed) folds as well: unknown facts are empty.
     """
     folding = Folding()
     for event in events:

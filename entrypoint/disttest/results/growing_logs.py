@@ -1,4 +1,4 @@
-"""The logs of a test that runs, read while they grow: whole lines, in the order of each rank."""
+"""Read the logs of a running test while they grow: whole lines, in order for each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disttest.model import MAIN_RANK
 from disttest.safe_open import Tree
 
 CHUNK = 1 << 20
-"""Bytes of one log that one look reads."""
+"""Maximum number of bytes read from one log per look."""
 _LONGEST_LINE = 1 << 16
 _LOG = re.compile(r"rank(\d+)\.log|main\.log")
 
@@ -29,28 +29,29 @@ class GrowingLog:
 
     @property
     def waiting(self) -> int:
-        """Bytes that nobody has read yet."""
+        """Number of unread bytes."""
         return max(0, os.fstat(self._file.fileno()).st_size - self._file.tell())
 
     def skip_all_but(self, newest: int) -> int:
-        """Leave out what waits but for its end, and the line that this would cut; returns the bytes left out.
+        """Skip unread bytes except the last ones, and the line that this would cut; return the number of skipped bytes.
 
         Args:
-            newest: how many bytes stay, fewer than wait.
+            newest: number of bytes to keep, fewer than are unread.
         """
         begun = len(self._lines.rest)
         before = self.waiting - newest - 1
         self._file.seek(before, os.SEEK_CUR)
-        cut = self._file.readline(newest + 1)  # no more than its end where a line begins behind it
+        # If a line begins right after the skipped bytes, this reads only the end of the previous line.
+        cut = self._file.readline(newest + 1)
         self._lines = Lines(_LONGEST_LINE)
         return begun + before + len(cut)
 
     def news(self) -> list[bytes]:
-        """The lines that are new, as far as one look goes."""
+        """Return new lines, up to the limit of one look."""
         return self._lines.feed(self._file.read(CHUNK))
 
     def rest(self) -> list[bytes]:
-        """What is still to be read, and the line without an end."""
+        """Return all remaining lines, including one without an end."""
         found: list[bytes] = []
         while chunk := self._file.read(CHUNK):
             found += self._lines.feed(chunk)
@@ -59,10 +60,10 @@ class GrowingLog:
 
 
 class GrowingLogs:
-    """The logs of one test: those that it has so far, of ranks that it has started itself, too.
+    """The logs of one test that exist so far, including those of ranks that the test has started.
 
     Args:
-        folder: of the attempt's logs, relative to the results directory.
+        folder: folder of the attempt's logs, relative to the results directory.
     """
 
     def __init__(self, folder: str) -> None:
@@ -70,7 +71,7 @@ class GrowingLogs:
         self._opened: dict[str, GrowingLog] = {}
 
     def found_in(self, results: Path) -> Collection[GrowingLog]:
-        """All, new ones opened; where values are to be hidden they come when the test is over."""
+        """Return all logs, opening new ones. While secrets are masked, logs appear only after the test."""
         for path in sorted((results / self._folder).glob("*.log")):
             if path.name not in self._opened and (match := _LOG.fullmatch(path.name)) is not None:
                 rank = int(match[1]) if match[1] else MAIN_RANK

@@ -1,7 +1,7 @@
-"""Why a world hangs: from what each rank had called and where it is, to one finding. Pure.
+"""Explain why a world hangs, from the calls and the stacks of each rank. Pure.
 
-Ranks agree as long as they have called the same thing at the same sequence number of a group. The first
-place where they do not is the finding; where the recorder knows nothing, the stacks have to do.
+Ranks agree as long as they have made the same call at the same sequence number of a group. The first call where they
+differ is the finding; if the recorder knows nothing, the stacks decide.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _LIBRARY = re.compile(
     r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/observe)/"
     rf"|{HARNESS}|^<"
 )
-# Precedes the name and the stacks of each process that an ordinary test has started, behind its own.
+# Separates the stacks of an ordinary test from the name and the stacks of each process that it has started.
 _STARTED_PROCESS = "\n\nprocess "
-# The name of such a process, without its command line.
+# Name of such a process, without its command line.
 _NAME = re.compile(r"(?P<pid>\d+)(?: \((?P<role>rank \d+(?: of mp\.spawn)?|\w*Process-\d+))?")
 PROCESS_STATE = "Process state: "
-"""Stands in place of stacks for a rank that could not tell them, with the kernel's word for why."""
+"""Takes the place of stacks for a rank that could not write them, followed by the kernel's reason."""
 _MOST_BELOW = 4
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
 
 class Finding(NamedTuple):
-    """What is wrong, in one line, and the rank that is to blame (if it is one)."""
+    """A one-line finding, and the rank to blame if there is exactly one."""
 
     message: str
     culprit: int | None = None
@@ -51,10 +51,10 @@ class Frame(NamedTuple):
 
 
 def explain(ranks: Sequence[RankRecord]) -> Finding | None:
-    """The finding of a world that hangs; None when nothing is known beyond that it does.
+    """Return the finding for a world that hangs; None if nothing else is known.
 
     Args:
-        ranks: one record for each rank, those that had to be ended with their stacks and collectives.
+        ranks: one record for each rank; those that were ended have their stacks and collectives.
     """
     hung = [rank for rank in ranks if rank.hung]
     waiting = {rank.rank: pending for rank in hung if (pending := _waits_in(rank)) is not None}
@@ -66,10 +66,10 @@ def explain(ranks: Sequence[RankRecord]) -> Finding | None:
 
 
 def pending_collective(rank: RankRecord) -> Collective | None:
-    """The collective that a rank waits in: the last one it called, if it is not complete.
+    """Return the collective in which a rank waits: the last one it called, if it is not complete.
 
-    Those of NCCL and its like are queued on the device while the rank calls the next: there the first that is not
-    complete holds up the others.
+    Backends such as NCCL queue collectives on the device while the rank continues, so there the first incomplete one
+    blocks the others.
     """
     collectives = [c for c in rank.collectives if not c.p2p]
     queued = next((c for c in collectives if backend_named(c.backend).queues and not c.done), None)
@@ -77,7 +77,7 @@ def pending_collective(rank: RankRecord) -> Collective | None:
 
 
 def _waits_in(rank: RankRecord) -> Collective | None:
-    """The pending collective, with the place from the stack where the recorder has not told it."""
+    """Return the pending collective, with the place from the stack if the recorder has none."""
     pending = pending_collective(rank)
     frame = _user_frame(list(_frames(rank)))
     if pending is None or pending.where or frame is None:
@@ -86,7 +86,7 @@ def _waits_in(rank: RankRecord) -> Collective | None:
 
 
 def _mismatch(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
-    """Ranks called different things at the same number of a group, or the same with other tensors."""
+    """Ranks made different calls at the same number of a group, or the same call with different tensors."""
     for rank, pending in waiting.items():
         for other in ranks:
             theirs = _at(other, pending)
@@ -128,12 +128,12 @@ _UNEVEN = frozenset({"all_to_all", "alltoall", "alltoall_base", "all_to_all_sing
 
 
 def _same_tensors(mine: Collective, theirs: Collective) -> bool:
-    """Whether two ranks' tensors fit; the collectives that allow them to differ always do."""
+    """Whether the tensors of two ranks fit; collectives that allow different sizes always fit."""
     return mine.op in _UNEVEN or not mine.inputs or not theirs.inputs or mine.inputs == theirs.inputs
 
 
 def _at(rank: RankRecord, where: Collective) -> Collective | None:
-    """What a rank called at the same number of the same group."""
+    """Return a rank's call at the same number of the same group."""
     for collective in rank.collectives:
         if (collective.group, collective.seq, collective.p2p) == (where.group, where.seq, where.p2p):
             return collective
@@ -141,7 +141,7 @@ def _at(rank: RankRecord, where: Collective) -> Collective | None:
 
 
 def _between_groups(_ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
-    """Ranks wait in different groups for each other."""
+    """Ranks wait for each other in different groups."""
     groups = {pending.group for pending in waiting.values()}
     if len(groups) < 2:
         return None
@@ -166,7 +166,7 @@ def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fin
 
 
 def _incomplete(_ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
-    """All ranks are in the same collective, and it does not end."""
+    """All ranks are in the same collective, and it does not complete."""
     if not waiting:
         return None
     pending = next(iter(waiting.values()))
@@ -192,7 +192,7 @@ def _point_to_point_call(rank: RankRecord) -> tuple[str, Frame] | None:
 
 
 def _tear_down(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | None:
-    """The test itself is over everywhere."""
+    """The test itself has finished in all ranks."""
     if not hung or any(rank.phase != "teardown" for rank in hung):
         return None
     done = [rank for rank in ranks if not rank.hung]
@@ -201,7 +201,10 @@ def _tear_down(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Findi
 
 
 def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | None:
-    """No rank is known to wait for another one: a rank is busy (or asleep) in Python, or waits in torch for what is not known."""
+    """No rank is known to wait for another one.
+
+    A rank is busy or asleep in Python, or waits in torch for an unknown event.
+    """
     if not any(_user_frame(list(_frames(r))) or r.stacks.startswith(PROCESS_STATE) for r in hung):
         return None
     done = [rank for rank in ranks if _has_finished(rank)]
@@ -226,7 +229,7 @@ def _awaited(hung: Sequence[RankRecord]) -> int | None:
 
 
 def _all_calls(ranks: Sequence[RankRecord]) -> str:
-    """Where ranks are, of whom some wait in calls of torch that the recorder does not know: groups, stores."""
+    """Describe ranks of which some wait in calls of torch that the recorder does not know: groups, stores."""
     calls = ((rank, last_call(rank)) for rank in ranks[:4])
     parts = (f"rank {rank.rank} waits in {call}" if call else whereabouts(rank) for rank, call in calls)
     return ", ".join(parts) + (", …" if len(ranks) > 4 else "")
@@ -256,7 +259,7 @@ def whereabouts(rank: RankRecord) -> str:
 
 
 def last_call(rank: RankRecord) -> str:
-    """``all_reduce at test_step.py:39``, from the stack of a rank that was in a call of torch; empty if it was not."""
+    """``all_reduce at test_step.py:39`` from the stack of a rank inside a torch call; empty if it was in none."""
     frames = list(_frames(rank))
     user = _user_frame(frames)
     above = frames[: frames.index(user)] if user else []
@@ -265,7 +268,7 @@ def last_call(rank: RankRecord) -> str:
 
 
 def _is_wait_for_gpu(frame: Frame) -> bool:
-    """Whether it is ``torch.cuda.synchronize``, with which a test on a GPU ends, too, or that of a stream or an event."""
+    """Whether it is ``torch.cuda.synchronize``, which also ends a test on a GPU, or that of a stream or an event."""
     return frame.function == "synchronize" and "/torch/cuda/" in frame.file
 
 
@@ -274,7 +277,7 @@ def _has_finished(rank: RankRecord) -> bool:
 
 
 def _frames(rank: RankRecord) -> Iterator[Frame]:
-    """Frames of the main thread, innermost first (faulthandler tells the main thread last)."""
+    """Frames of the main thread, innermost first; faulthandler writes the main thread last."""
     own, *_ = rank.stacks.split(_STARTED_PROCESS)
     yield from _main_thread(own)
 
@@ -285,10 +288,10 @@ def _main_thread(stacks: str) -> Iterator[Frame]:
 
 
 def crash_place(stacks: str) -> str:
-    """The user's line in which a process crashed, as ``work at test_step.py:39``; empty if there is none.
+    """Return the user's line in which a process crashed, as ``work at test_step.py:39``; empty if there is none.
 
     Args:
-        stacks: as faulthandler wrote them; the thread that crashed comes first.
+        stacks: faulthandler's output; the thread that crashed comes first.
     """
     crashed, *_ = stacks.split("\n\n")
     frame = _user_frame([*_main_thread(crashed)])
@@ -296,7 +299,7 @@ def crash_place(stacks: str) -> str:
 
 
 def _started_processes(rank: RankRecord) -> Iterator[str]:
-    """``process 12 (rank 1 of mp.spawn) is in work at test_step.py:39``, for each that is in the user's code."""
+    """``process 12 (rank 1 of mp.spawn) is in work at test_step.py:39`` for each process inside user code."""
     for text in rank.stacks.split(_STARTED_PROCESS)[1:]:
         name, frame = _NAME.match(text), _user_frame(list(_main_thread(text)))
         if name and frame:
@@ -309,7 +312,7 @@ def _user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def is_library(file: str) -> bool:
-    """Whether a file is none of the user's."""
+    """Whether a file belongs to a library rather than to the user."""
     return _LIBRARY.search(file) is not None
 
 

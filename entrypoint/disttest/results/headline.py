@@ -1,4 +1,4 @@
-"""The one line by which a failure is known: the exception and what it says, with the values that stand below it."""
+"""Headline of a failure: the exception and its message in one line, with the values from the lines below."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from disttest.model import short_place
 from disttest.results.hang_findings import is_library
 
 _TRACEBACK = "Traceback (most recent call last):"
-# ``AssertionError:`` and ``Scalars are not equal!`` say what kind of failure it is; the lines below say which.
+# ``AssertionError:`` and ``Scalars are not equal!`` name the kind of failure; the lines below name the failure.
 _OPEN_END = re.compile(r"[!:]$")
 _ADVICE = ("To execute this test", "This message can be suppressed")
 _DISPENSABLE = re.compile(r"Greatest relative difference|(Absolute|Relative) difference: ")
 _DIFFERENCE = re.compile(
     r"Greatest absolute difference: (?P<by>\S+) at index (?P<index>\(.*?\)) \(up to (?P<allowed>\S+) allowed\)"
 )
-# How many differ matters less than where.
+# The number of different elements matters less than their place.
 _LATER = "Mismatched elements"
 _NEXT_THREAD = re.compile(r"Thread \d+ exited with ")
-# What torch.multiprocessing puts before the traceback of a process of ``spawn`` that has raised.
+# Line of torch.multiprocessing before the traceback of a spawned process that has raised.
 _SPAWNED = re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error:$", re.MULTILINE)
-# The same of a process that left no traceback (``torch.multiprocessing.spawn.ProcessContext.join``).
+# The same for a process without a traceback (``torch.multiprocessing.spawn.ProcessContext.join``).
 _SPAWNED_DIED = re.compile(
     r"ProcessExitedException: process (?P<rank>\d+) terminated with (?:signal (?P<signal>\w+)|exit code (?P<code>-?\d+))$"
 )
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in ', re.MULTILINE)
 _MOST_LINES = 2
-# Characters of a line that was added.
+# Maximum number of characters of an added line.
 _LONGEST = 300
 
 
 def headline(text: str) -> str:
-    """The first line of an exception's text, and the next ones where it does not say enough."""
-    text = shorten(text)  # a regular expression takes half a minute for 70 MB
+    """Return the first line of an exception's text, with the next ones if it is not specific enough."""
+    # A regular expression takes half a minute for 70 MB.
+    text = shorten(text)
     lines = [line.strip() for line in text.strip().splitlines()]
     if not lines:
         return ""
@@ -47,7 +48,8 @@ def headline(text: str) -> str:
         return f"rank {died['rank']} of mp.spawn {how}"
     if not _OPEN_END.search(first):
         return first
-    if _TRACEBACK in rest:  # torch's threaded classes: one text of what all threads have raised
+    # torch's threaded classes put the exceptions of all threads into one text.
+    if _TRACEBACK in rest:
         own = takewhile(lambda line: not _NEXT_THREAD.match(line), text.strip().splitlines()[1:])
         cause = raised_line("\n".join(own))
         return f"{first} {cause}".strip()
@@ -57,13 +59,13 @@ def headline(text: str) -> str:
 
 
 def _place_of(text: str) -> str:
-    """`` at test_step.py:39``: the innermost line of a traceback that is not a library's; empty if there is none."""
+    """`` at test_step.py:39``: the innermost line of a traceback outside libraries; empty if there is none."""
     own = [frame for frame in _FRAME.finditer(text) if not is_library(frame["file"])]
     return f" at {short_place(own[-1]['file'], int(own[-1]['line']))}" if own else ""
 
 
 def _where_first(first: str, told: list[str]) -> str:
-    """A comparison of tensors with the place of the largest difference in front, and NaN by its name; else empty."""
+    """Put the place of the largest difference first in a comparison of tensors, and name NaN; otherwise empty."""
     found = _DIFFERENCE.match(told[0]) if told else None
     if found is None:
         return ""
@@ -83,9 +85,9 @@ def _values(lines: list[str]) -> Iterator[str]:
 
 
 def raised_line(text: str) -> str:
-    """The headline of the (last) traceback in a text; without one the last line; empty if there is none.
+    """Return the headline of the last traceback in a text, otherwise the last line; empty if there is none.
 
-    Not simply the last line: messages go on for lines, and torch writes hints below them.
+    The last line alone would not do: messages have several lines, and torch appends hints.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     outer = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]

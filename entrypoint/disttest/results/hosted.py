@@ -1,4 +1,4 @@
-"""The verdict of a test whose main process starts its ranks by itself. Pure; builds on :mod:`.verdict`."""
+"""Verdict of a test whose main process starts the ranks. Pure; builds on :mod:`.verdict`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def judge_hosted(
     world_id: str,
     cancelled: str = "",
 ) -> TestResult:
-    """Judge one attempt from what the main process reported and from what each of its ranks did.
+    """Judge one attempt from the reports of the main process and the records of its ranks.
 
-    A bad rank makes the test bad, whatever the main process made of it, unless the main process was
-    expected to fail. Where the ranks were good (or there are none) the main process decides.
+    A failed rank fails the test even if the main process passes, unless the main process was expected to fail. If the
+    ranks passed, or there are none, the main process decides.
     """
 
     def ruled(records: Sequence[RankRecord]) -> TestResult:
@@ -84,7 +84,7 @@ def _is_bad(main: RankRecord) -> bool:
 
 
 def _told(message: str, test: TestCase) -> str:
-    """In the words for what is no rank; of a contained test, whatever fails there has failed by itself."""
+    """Adapt messages about ranks to a process that is not one; an isolated test is its own only process."""
     if test.kind is not WorldKind.PROCESS:
         return message.replace("rank -1 of 1", "the main process")
     alone = _ITS_OWN_FAILURE.sub("", message).replace("rank -1 of 1 still in", "still in")
@@ -92,7 +92,7 @@ def _told(message: str, test: TestCase) -> str:
 
 
 def _by_main(test: TestCase, result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) -> TestResult:
-    """The main process's own outcome, told as such: it is no rank."""
+    """Return the main process's own outcome, worded for a process that is not a rank."""
     bad = result.outcome.is_bad
     message = _told(result.message, test) if bad else result.message
     shown = (main, *ranks) if bad or not ranks else tuple(ranks)

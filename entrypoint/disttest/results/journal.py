@@ -1,6 +1,6 @@
-"""The journal: append-only, one JSON event a line, readable after any crash.
+"""The journal: append-only, one JSON event per line, readable after any crash.
 
-Only one process writes at a time: the controller while it lives, the command after that.
+Only one process writes at a time: the controller while it lives, the command afterwards.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from disttest.results.events import AnyEvent, Event, Noted, RunFinished
 from disttest.safe_open import open_regular
 
 FILE_NAME = "events.jsonl"
-# Fields by which events and files belong together.
+# Fields that connect events and files.
 _NAMES = ("nodeid", "slug", "log")
 
 _BLOCK = 1 << 20
 MOST_TOLD = 100
-"""Lines that cannot be read are told one by one, up to so many."""
+"""Maximum number of unreadable lines that are reported one by one."""
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
@@ -44,18 +44,18 @@ def run_clock(
     wall: Callable[[], float] = time.time,  # noqa: TID251  # read once, as the offset of the clock
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Callable[[], float]:
-    """A clock that reads like the wall clock of its creation and then only goes forward."""
+    """Return a clock that starts at the wall-clock time and never jumps."""
     offset = wall() - monotonic()
     return lambda: offset + monotonic()
 
 
 class Journal:
-    """Appends events to a file; each is on disk (in the page cache) before ``append`` returns.
+    """Appends events to a file; each is in the page cache before ``append`` returns.
 
     Args:
-        path: the file; made if it is not there.
-        fd: the file, open already (inherited from the process that has made it).
-        clock: for tests.
+        path: the file; created if it does not exist.
+        fd: open descriptor of the file, inherited from the process that created it.
+        clock: replaces the clock in tests.
     """
 
     def __init__(
@@ -64,22 +64,23 @@ class Journal:
         self.path = path
         self.now = clock or run_clock()
         self.unwritten: list[Event] = []
-        """Events for which there was no room on the disk."""
+        """Events that the full disk could not hold."""
         self._names: dict[str, str] = {}
         self._fd = os.open(path, _FLAGS, 0o644) if fd is None else fd
 
     def fileno(self) -> int:
-        """For a process that is to write into the same journal, whatever becomes of its path."""
+        """Descriptor for a process that will write into the same journal, whatever happens to its path."""
         return self._fd
 
     def append(self, event: Event) -> None:
-        """Write one event as one line, in one system call; values that are to be hidden are.
+        """Write one event as one line, masked, in one system call.
 
-        A fork that a test has made writes nothing: its parent is the one writer.
+        A fork that a test has made writes nothing: its parent is the only writer.
 
         Raises:
-            JournalError: it cannot be written. Only the first such event says so: the run is to end then, and what
-                else happens meanwhile is kept in :attr:`unwritten`.
+            JournalError: the event cannot be written. Only the first such event raises, and the run must end then;
+            later
+                events are kept in :attr:`unwritten`.
         """
         if is_copy():
             return
@@ -96,18 +97,19 @@ class Journal:
             raise JournalError(end_for_want_of_room(self.path.parent, error)) from error
 
     def _encode(self, event: Event) -> bytes:
-        """One event as JSON: without values that are to be hidden, and without what UTF-8 cannot say."""
+        """Encode an event as JSON, masked and without lone surrogates."""
         if not outgoing.active:
             try:
                 return _encoder.encode(event)
-            except UnicodeEncodeError:  # a lone surrogate somewhere
+            # The event contains a lone surrogate.
+            except UnicodeEncodeError:
                 pass
         return _encoder.encode(self._clean(msgspec.to_builtins(event)))
 
     def _clean(self, value: Any, name: str = "") -> Any:
         if isinstance(value, str):
             text = value.encode("utf-8", "backslashreplace").decode("utf-8")
-            # A name stays what it was at first: a value that is learned later must not tear events apart.
+            # A name keeps its first form: masking a value that is learned later must not separate events of one test.
             return (
                 self._names.setdefault(text, outgoing.text(text)) if name in _NAMES else outgoing.text(text)
             )
@@ -118,17 +120,17 @@ class Journal:
         return value
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to this journal."""
+        """Whether the path still refers to this journal."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self._fd))
         except OSError:
             return False
 
     def move_to(self, path: Path) -> None:
-        """Write all that it has into a new file, and go on there.
+        """Copy the journal to a new file, and continue there.
 
         Raises:
-            OSError: it cannot be written, or there is such a file: that would be somebody else's.
+            OSError: the file cannot be written, or exists and so belongs to another run.
         """
         fd = os.open(path, _FLAGS | os.O_EXCL, 0o644)
         try:
@@ -140,17 +142,18 @@ class Journal:
         self._fd, self.path = fd, path
 
     def events(self) -> Iterator[AnyEvent]:
-        """Yield what has been appended so far, by whomever, and what could not be; also if the path is gone."""
+        """Yield all events so far, of any writer, including unwritten ones; works even if the path is gone."""
         yield from self.follow().close()
         yield from cast("list[AnyEvent]", self.unwritten)
 
     def follow(self) -> JournalFollower:
-        """A reader of what is and will be written; also if the path is gone. It moves no position that the writer needs."""
+        """Return a reader for this journal that works even if the path is gone, and moves no position of the writer."""
         return JournalFollower(self.path, open(f"/proc/self/fd/{self._fd}", "rb"))  # noqa: PTH123
 
     def end_line(self) -> None:
-        """Give a line that its writer could not finish an end, so that it does not swallow the next event."""
-        with contextlib.suppress(OSError):  # no room on the disk: then nothing follows either
+        """Terminate an unfinished line of a dead writer, so that it does not swallow the next event."""
+        # On a full disk nothing follows either.
+        with contextlib.suppress(OSError):
             os.write(self._fd, b"\n")
 
     def close(self) -> None:
@@ -167,7 +170,7 @@ def end_for_want_of_room(folder: Path, error: OSError) -> str:
 
 
 def record_end(path: Path, *, at_s: float, exit_code: int, reasons: Sequence[str]) -> None:
-    """Append the last word of the command to a journal, where it differs from that of the run: a floor was not kept."""
+    """Append the end of the command to a journal if it differs from that of the run, as after a missed floor."""
     event = RunFinished(at_s=at_s, exit_code=exit_code, reason="; ".join(reasons))
     with contextlib.suppress(OSError, JournalError), contextlib.closing(Journal(path)) as journal:
         journal.append(event)
@@ -177,20 +180,20 @@ def _write_line(fd: int, line: bytes) -> None:
     before = os.fstat(fd).st_size
     written = os.write(fd, line)
     if written < len(line):
-        # Half a line would take the next one along.
+        # Half a line would corrupt the next one.
         os.ftruncate(fd, before)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class JournalFollower:
-    """Reads a journal, also while somebody else writes it.
+    """Reads a journal, even while another process writes it.
 
     Args:
         path: the file.
-        file: the same, open already.
+        file: the same file, if it is open already.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: the file does not exist.
     """
 
     def __init__(self, path: Path, file: BinaryIO | None = None) -> None:
@@ -201,10 +204,10 @@ class JournalFollower:
         self._at_s = 0.0
 
     def new_events(self, *, last: bool = False) -> Iterator[AnyEvent]:
-        """Yield what has been written since the last call; what cannot be read becomes a ``Noted`` event.
+        """Yield the events written since the previous call; an unreadable line becomes a ``Noted`` event.
 
         Args:
-            last: nobody writes any more, so a line without an end counts.
+            last: whether the writer has ended, so that a line without an end counts.
         """
         for number, read in self.new_lines(last=last):
             if isinstance(read, str):
@@ -216,7 +219,7 @@ class JournalFollower:
             yield read
 
     def new_lines(self, *, last: bool = False) -> Iterator[tuple[int, AnyEvent | str]]:
-        """The same as ``(line number, event)``, or the line number and why that line is not an event."""
+        """Yield ``(line number, event)``, or the line number and the reason why the line is not an event."""
         for line in self._whole_lines(last=last):
             self._number += 1
             if line.strip():
@@ -229,43 +232,43 @@ class JournalFollower:
             yield bytes(self._lines.rest)
 
     def close(self) -> Iterator[AnyEvent]:
-        """Nobody writes any more: yield what is left, the last line too if it was cut, and close the file."""
+        """Finish: yield the remaining events, including a last line that is cut, and close the file."""
         with self._file:
             yield from self.new_events(last=True)
         if (more := self._unreadable - MOST_TOLD) > 0:
             yield Noted(at_s=self._at_s, message=f"{self._name}: {more} more lines skipped, not events")
 
     def let_go(self) -> None:
-        """Close the file; what has not been read is of no interest."""
+        """Close the file without reading the rest."""
         self._file.close()
 
     @property
     def cut_short(self) -> bool:
-        """Whether the last line has no end: its writer died over it, once all is read."""
+        """Whether the last line is cut because its writer died; valid after all events are read."""
         return bool(self._lines.rest)
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
-    """Yield the events of a journal; what cannot be read becomes a ``Noted`` event, never an exception.
+    """Yield the events of a journal; an unreadable line becomes a ``Noted`` event, never an exception.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: the file does not exist.
     """
     yield from JournalFollower(path).close()
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, AnyEvent | str]]:
-    """Yield ``(line number, event)``, or the line number and why that line is not an event.
+    """Yield ``(line number, event)``, or the line number and the reason why the line is not an event.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: the file does not exist.
     """
     with _opened(path) as file:
         yield from JournalFollower(path, file).new_lines(last=True)
 
 
 def _opened(path: Path) -> BinaryIO:
-    # Whoever wrote the results may have put a link or a pipe in its place.
+    # Another process may have replaced the file by a link or a pipe.
     try:
         return os.fdopen(open_regular(path), "rb")
     except OSError as error:
@@ -284,7 +287,7 @@ def _decoded(line: bytes) -> AnyEvent | str:
 
 
 def _in_present_form(line: bytes) -> bytes:
-    """The line of an event, with fields of earlier versions in their present form."""
+    """Convert fields of earlier versions in the line of an event to their current form."""
     changes = [change for name, change in _old_fields() if name in line]
     if not changes:
         return line

@@ -1,4 +1,4 @@
-"""Reads the test cases of a JUnit file, which any tool may have written."""
+"""Read the test cases of a JUnit file of any tool."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class JUnitCase(Frozen):
     """``classname::name``."""
     file: str
     at_s: float
-    """Start of its suite in seconds since the epoch; 0 if the file does not say it."""
+    """Start of its suite in seconds since the epoch; 0 if the file does not contain it."""
     time: str
-    """The duration as the file has it; any text."""
+    """The duration as the file contains it; any text."""
     outcome: Outcome
     message: str = ""
-    """Of the last failure, error or skip."""
+    """Message of the last failure, error or skip."""
     failed_before: int = 0
     """Attempts that failed before the last one (``rerunFailure``, ``flakyFailure`` and the like)."""
 
@@ -51,7 +51,7 @@ class _JUnit:
         self.found: list[JUnitCase | str] = []
 
     def read(self) -> list[JUnitCase | str]:
-        """All cases, and a warning if the file ends early."""
+        """Return all cases, and a warning if the file ends early."""
         with self._path.open("rb") as file:
             try:
                 self._parser.ParseFile(file)

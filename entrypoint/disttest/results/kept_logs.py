@@ -1,6 +1,6 @@
-"""Where a run under plain pytest writes that was given no results directory: its failures name logs that lie there.
+"""Log folder of a plain pytest run without a results directory; its failures refer to logs there.
 
-Not below pytest's own temporary folders: those go with the third run that follows, or with ``--basetemp`` at the next.
+It is not below pytest's temporary folders, which the third following run deletes, or the next one with ``--basetemp``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from disttest.limits import KEPT_LOGS_S
 
 _PREFIX = "disttest-logs-"
-# In every folder of ours: a name alone could be anybody's.
+# A file in every such folder: the name alone could be another program's.
 _MARK = ".made-by-disttest"
 
 
 def make_folder() -> Path:
-    """A new folder, nobody else's to read; those of runs long past are removed."""
+    """Create a private folder, and remove those of runs long past."""
     _remove_old(Path(tempfile.gettempdir()), time.time())  # noqa: TID251 - compared with the times of files
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     (folder / _MARK).touch()
@@ -27,7 +27,7 @@ def make_folder() -> Path:
 
 
 def drop_folder(folder: Path) -> None:
-    """Nothing that has been reported is in it."""
+    """Remove the folder of a run that reported nothing from it."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

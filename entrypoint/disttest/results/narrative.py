@@ -1,4 +1,4 @@
-"""A result told rank by rank, in lines of text; the same in the terminal, in JUnit and in the summary."""
+"""Describe a result rank by rank in lines of text, the same for terminal, JUnit and summary."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from disttest.results.exit_codes import WOKEN
 from disttest.results.rulings import is_disagreement
 
 STACKS_HEADING = "[disttest: stacks of rank "
-"""Below a line that begins so, a rank's log has the stacks that we have appended to it."""
+"""Heading in a rank's log; the lines below it are stacks appended by disttest."""
 
-# What faulthandler writes while a signal ends its process: a heading, then the frames of each thread.
+# Output of faulthandler for a fatal signal: a heading, then the frames of each thread.
 _CRASH = re.compile(
     r"^Fatal Python error: .*\n(?:\s*\n|.*\(most recent call first\):\n|  .*(?:\n|\Z))*(?:Extension modules: .*)?",
     re.MULTILINE,
@@ -21,21 +21,21 @@ _CRASH = re.compile(
 
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
 _OWN_THREAD = "/disttest/runtime/rank/flight.py"
-# torch's harness logs the traceback that the report has already, a prefix before each line of it.
+# torch's harness logs the traceback that the report contains already, with a prefix on each line.
 _TORCHS_ACCOUNT = re.compile(
     r"^(\[rank\d+\]:)?[EWI]\d{4} \S+ \d+ .*torch/testing/_internal/common_\w+\.py:\d+\] ?"
 )
 _RUNNER = re.compile(rf'File "[^"]*(/_pytest/|/pluggy/|{HARNESS})')
-# It stands between the user's call and torch's, and waits for neither.
+# Observer frames are between the user's call and torch's, and wait for neither.
 _OBSERVER = re.compile(r'^  File "[^"]*/disttest/observe/\w+\.py", line ')
 
 
 def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[str]:
-    """Yield one line for each rank, one for the tests before, then the stacks of ranks that had to be ended, equal ones once.
+    """Yield one line for each rank, one for earlier tests, then the stacks of ended ranks without repetition.
 
     Args:
-        result: what to tell.
-        logs_in: where the results directory is for the reader; in front of the paths of logs; None leaves them out.
+        result: result to describe.
+        logs_in: prefix of log paths that leads the reader to the results directory; None omits the paths.
     """
     for record in result.ranks:
         yield f"{rank_name(record.rank)}: {describe_rank(record, result, logs_in=logs_in)}"
@@ -46,7 +46,7 @@ def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[
 
 
 def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str | None = "") -> str:
-    """What one rank did, and whether it is the culprit or a victim."""
+    """Describe one rank, and whether it is the culprit or a victim."""
     role = ""
     if record.rank == result.culprit and record.outcome is Outcome.PASSED:
         role = ", while others waited for it [culprit]"
@@ -59,7 +59,7 @@ def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str | None
 
 
 def how_ended(record: RankRecord) -> str:
-    """The same in a word or two, for tables and headings."""
+    """Describe the end of a rank in a word or two, for tables and headings."""
     if record.hung:
         return record.ended_for or "timed out"
     if record.end is RankEnd.KILLED and not record.has_failed:
@@ -70,7 +70,7 @@ def how_ended(record: RankRecord) -> str:
 
 
 def how_failed(result: TestResult) -> str:
-    """What kind of failure it is: the words of every report."""
+    """Name the kind of failure, the same in every report."""
     failing = [finding for finding in result.findings if finding.fails]
     for finding in failing:
         if finding.failure:
@@ -129,19 +129,19 @@ def _names(ranks: list[int]) -> str:
 
 
 def without_stacks(log: str) -> str:
-    """What a rank has printed itself; stacks, crash dumps and tracebacks of the report are told elsewhere."""
+    """Return a rank's own output, without the stacks, crash dumps and tracebacks that the report shows."""
     own = _CRASH.sub("", log.partition(STACKS_HEADING)[0]).strip()
     return "\n".join(line for line in own.splitlines() if not _TORCHS_ACCOUNT.match(line))
 
 
 def crash_stacks(log: str) -> str:
-    """The stacks that a process has written into its log while a signal ended it; empty if it has not."""
+    """Return the stacks that a fatal signal left in a log; empty if there are none."""
     dumps = [match[0] for match in _CRASH.finditer(log)]
     return shorten_stacks(dumps[-1].partition("\n")[2].partition("\nExtension modules: ")[0]) if dumps else ""
 
 
 def shorten_stacks(text: str) -> str:
-    """Stacks (innermost frame first) without what called the test, thread ids, and frames and threads of our own."""
+    """Shorten stacks (innermost frame first): remove thread ids, and frames of the runner and of disttest."""
     threads = (thread for thread in text.strip().split("\n\n") if _OWN_THREAD not in thread)
     return "\n\n".join(_shorten(thread) for thread in threads)
 

@@ -1,4 +1,4 @@
-"""Warnings and facts of one attempt, joined over its ranks. Pure."""
+"""Warnings and properties of one attempt, joined over its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from disttest.model import FactKind, Recorded, RecordedFact, RecordedWarning, TestResult, rank_names
 
 Ranks = tuple[int, ...]
-"""The ranks that recorded something; empty for a process that is not a rank."""
+"""Ranks that recorded an entry; empty for a process that is not a rank."""
 
 
 def warnings_by_rank(result: TestResult) -> dict[RecordedWarning, Ranks]:
-    """Each warning with the ranks that gave it."""
+    """Map each warning to the ranks that emitted it."""
     found: dict[RecordedWarning, Ranks] = {}
     for ranks, recorded in _sources(result):
         for warning in recorded.warnings:
@@ -20,7 +20,7 @@ def warnings_by_rank(result: TestResult) -> dict[RecordedWarning, Ranks]:
 
 
 def warning_text(warning: RecordedWarning, ranks: Ranks) -> str:
-    """The message of a warning, after the ranks that gave it."""
+    """Format a warning after the ranks that emitted it."""
     return f"{rank_names(ranks)}: {warning.message}" if ranks else warning.message
 
 
@@ -33,7 +33,7 @@ def warning_lines(result: TestResult) -> Iterator[str]:
 
 
 def facts_of(result: TestResult, kind: FactKind) -> dict[str, str]:
-    """The facts of one kind by name; a fact on which ranks differ has the rank in its name: ``loss[rank 1]``."""
+    """Map names of one kind to values; if ranks differ, the rank is part of the name: ``loss[rank 1]``."""
     found: dict[RecordedFact, Ranks] = {}
     sources = [*_sources(result)]
     for ranks, recorded in sources:
@@ -51,13 +51,13 @@ def facts_of(result: TestResult, kind: FactKind) -> dict[str, str]:
 
 
 def fact_lines(result: TestResult) -> Iterator[str]:
-    """Yield one line for each fact: ``property loss[rank 1]: 1.5``."""
+    """Yield one line for each property: ``property loss[rank 1]: 1.5``."""
     for kind in FactKind:
         yield from (f"{kind} {name}: {value}" for name, value in facts_of(result, kind).items())
 
 
 def has_records(result: TestResult) -> bool:
-    """Whether any process recorded something."""
+    """Whether any process recorded an entry."""
     return any(recorded != Recorded() for _, recorded in _sources(result))
 
 

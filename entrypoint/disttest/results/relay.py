@@ -1,4 +1,4 @@
-"""What stands between a run and what is kept of it, where values are to be hidden: the terminal, and a last sweep."""
+"""Hide secrets on the way out of a run: in the terminal, and finally in its files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class MaskedFile:
-    """A text file that hides what is to be hidden in whatever is written to it; all else is the file's own."""
+    """A text file that masks secrets in everything that is written to it."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def write(self, text: str) -> Any:
-        """Write a piece of text; a value that comes in two pieces is beyond it."""
+        """Write text; a secret that is split over two calls is not recognized."""
         return self._file.write(outgoing.text(text))
 
     def __getattr__(self, name: str) -> Any:
@@ -29,21 +29,22 @@ class MaskedFile:
 
 
 def mask_terminal(config: pytest.Config) -> None:
-    """Hide what is to be hidden in what pytest itself prints (what tests print with ``-s`` is only the relay's)."""
+    """Mask pytest's own output. With ``-s`` the output of tests bypasses it, and only the command's relay masks it."""
     if not config.pluginmanager.hasplugin("terminalreporter"):
         return
     writer = config.get_terminal_writer()
+    # pytest's TerminalWriter has no public way to replace its file.
     writer._file = MaskedFile(writer._file)  # noqa: SLF001
 
 
 def hide_what_was_learned(results: Path) -> None:
-    """Hide values in what was written before anybody knew them: a test may ask for it at any time."""
+    """Mask values that were learned after they had been written: a test may name a secret at any time."""
     if outgoing.active:
         hide_in_files([results / FILE_NAME, *(results / "logs").rglob("*")])
 
 
 def hide_in_own_files(config: pytest.Config) -> None:
-    """Hide values in what pytest has written itself: its JUnit file, its log file and its cache."""
+    """Mask values in the files that pytest writes: its JUnit file, its log file and its cache."""
     if not outgoing.active:
         return
     named = [config.getoption(name, None) for name in ("xmlpath", "log_file")]
@@ -53,7 +54,7 @@ def hide_in_own_files(config: pytest.Config) -> None:
 
 
 def hide_in_files(paths: Iterable[Path]) -> None:
-    """Hide values in files; they are rewritten in place, since others hold them open, and only if there is something."""
+    """Mask files in place, because other processes hold them open; unchanged files are not rewritten."""
     for path in paths:
         with contextlib.suppress(OSError):
             if path.is_file() and not path.is_symlink() and (masked := _masked(path)) is not None:

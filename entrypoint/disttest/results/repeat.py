@@ -1,7 +1,7 @@
-"""The commands that run one test of a run again, alone and as it was run, or one recorded rank of it. Pure.
+"""Commands that repeat one test of a run, alone and as it was run, or one recorded rank of it. Pure.
 
-It names what decides how the test behaves (the tests before it in its world, world size, backend, device, rules,
-limits) and leaves out what only decides which tests run, where results go and what is done with a failure.
+A command contains everything that affects the behaviour of the test (earlier tests in its world, world size, backend,
+device, rules, limits). It omits selection, the location of results and the treatment of failures.
 """
 
 from __future__ import annotations
@@ -52,44 +52,45 @@ _DROPPED = (
 )
 
 
-# Tests that a command names; a longer line is hard to read and to shorten by hand, and fills every report.
+# Maximum number of tests in a command; a longer line is hard to read and fills every report.
 _MOST_TARGETS = 20
-# What torch's own classes read when they are imported or set up; ranks of a world get theirs from the world.
+# Variables that torch's classes read at import or in set-up; ranks of a world get them from the world.
 _OF_CLASSES = ("BACKEND", "WORLD_SIZE", "TORCH_DISTRIBUTED_DEBUG")
 
 
 def variables_of_classes(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that belongs to the record of a run."""
+    """Select the environment variables that belong to the record of a run."""
     return {name: environ[name] for name in _OF_CLASSES if name in environ}
 
 
 class Run(Protocol):
-    """What has to be known of the run: its first event and its result both know it."""
+    """The parts of a run that are needed here; its first event and its result both have them."""
 
     @property
     def root(self) -> str:
-        """Directory that node ids are relative to."""
+        """Directory to which node ids are relative."""
 
     @property
     def invocation(self) -> Invocation:
-        """What was asked."""
+        """The request of the user."""
 
 
 def repeat_command(test: TestCase, run: Run, after: Sequence[str] = ()) -> str:
-    """The command, quoted for a shell, to be run where the run was started.
+    """Build the command, quoted for a shell, for the directory where the run was started.
 
     Args:
         test: the test to repeat.
         run: its run.
-        after: the tests that ran before it in the same processes, and so are repeated before it.
+        after: tests that ran before it in the same processes, and are repeated first.
     """
     asked = run.invocation
     of_plugin = plugin_manager().call("disttest_world_options", test=test, invocation=asked)
     words = ["disttest", *_command(test, run, after), *_world(test, of_plugin)]
-    # Without it, a world ends with its file, and a long file is split.
+    # Without this option a world ends with its file, and a long file is split.
     words += ["--one-world"] if after and test.world and of_plugin is None else []
     variables = asked.environment if test.kind in (WorldKind.MAIN, WorldKind.THREADS) else {}
-    for option in RUN_OPTIONS:  # those that make the world come from the test itself
+    # Options that select the world follow from the test itself.
+    for option in RUN_OPTIONS:
         if option.repeated and not option.no_flag and (value := asked.options.get(option.name)):
             words += [option.flag, value]
     words += _cluster(asked)
@@ -99,12 +100,12 @@ def repeat_command(test: TestCase, run: Run, after: Sequence[str] = ()) -> str:
 
 
 def further_commands(test: TestCase, result: TestResult, run: Run) -> dict[str, str]:
-    """A word -> the command line of what else plugins offer for a failed test."""
+    """Map words to further command lines that plugins offer for a failed test."""
     return plugin_manager().mapping("disttest_further_commands", str, test=test, result=result, run=run)
 
 
 def command_lines(test: TestCase, result: TestResult, run: Run) -> tuple[str, ...]:
-    """The last lines of a failure: ``repeat: …``, and those of plugins."""
+    """Return the last lines of a failure: ``repeat: …``, and those of plugins."""
     further = further_commands(test, result, run).items()
     return (
         f"repeat: {repeat_command(test, run, result.after)}",
@@ -113,7 +114,7 @@ def command_lines(test: TestCase, result: TestResult, run: Run) -> tuple[str, ..
 
 
 def _command(test: TestCase, run: Run, after: Sequence[str]) -> Iterator[str]:
-    """Which command, which tests it is given, and further options of a plugin."""
+    """Yield the command, its tests, and further options of a plugin."""
     name, *more = plugin_manager().call("disttest_repeat_words", test=test) or ("run",)
     yield name
     yield from _targets(test, run, after)
@@ -121,7 +122,7 @@ def _command(test: TestCase, run: Run, after: Sequence[str]) -> Iterator[str]:
 
 
 def _targets(test: TestCase, run: Run, after: Sequence[str]) -> Iterator[str]:
-    """The tests before it and the test, in order, each once; the files of them where they are many."""
+    """Yield the earlier tests and the test, in order, once each; their files if there are many."""
     nodeids = dict.fromkeys([*(each for each in after if each != test.selected_by), test.selected_by])
     if len(nodeids) > _MOST_TARGETS:
         nodeids = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
@@ -129,12 +130,12 @@ def _targets(test: TestCase, run: Run, after: Sequence[str]) -> Iterator[str]:
 
 
 def target_of(test: TestCase, run: Run) -> str:
-    """The node id, its file as it is seen from where the run was started; bundled suites go by name."""
+    """Return the node id with its file relative to the start directory of the run; bundled suites keep their names."""
     return seen_from_start(test.selected_by, run)
 
 
 def seen_from_start(nodeid: str, run: Run) -> str:
-    """The same of the node id of a test or of a file."""
+    """Return the id of a test or a file relative to the start directory of the run."""
     asked = run.invocation
     if asked.bundled or not (asked.cwd and run.root):
         return nodeid
@@ -154,19 +155,19 @@ def _world(test: TestCase, of_plugin: Sequence[str] | None) -> Iterator[str]:
 
 
 def _cluster(asked: Invocation) -> Iterator[str]:
-    """The scheduler and what it was asked for; nothing of a run on one machine."""
+    """Yield the scheduler and its options; nothing for a run on one machine."""
     if not asked.options.get("launcher"):
         return
     for option in COMMAND_SETTINGS:
         if not option.repeated or not (value := asked.options.get(option.name)):
             continue
         for each in value.splitlines() if option.many else [value]:
-            # One word, as these values may begin with a dash.
+            # One word, because these values may begin with a dash.
             yield f"{option.flag}={each}"
 
 
 def keep_pytest_args(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments for pytest that can change what a test does: selection, order and output are left out."""
+    """Yield the pytest arguments that can change a test's behaviour; selection, order and output are omitted."""
     skip_value = False
     for word, following in pairwise([*arguments, ""]):
         if skip_value:
@@ -178,7 +179,7 @@ def keep_pytest_args(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def quote(word: str) -> str:
-    """The word for a shell; with bash's escapes where it has characters that cannot be seen."""
+    """Quote a word for a shell, with bash escapes for unprintable characters."""
     if word.isprintable():
         return shlex.quote(word)
     escaped = "".join(char if char.isprintable() and char not in "\\'" else _escape(char) for char in word)

@@ -1,4 +1,4 @@
-"""How many earlier runs a user keeps: older ones are deleted, if that was asked for."""
+"""Delete results of old runs, if the user limits their number."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from disttest.results.earlier_runs import kept_aside
 
 
 def remove_old(path: Path, keep: int, say: Callable[[str], None]) -> None:
-    """Delete what runs before the newest ``keep`` have left of a results directory.
+    """Delete all but the newest ``keep`` earlier results of a results directory.
 
     Args:
-        path: the directory of a run, which is not counted.
-        keep: how many earlier runs stay.
-        say: told in a line what cannot be deleted; the next run tries again.
+        path: directory of a run, which does not count.
+        keep: number of earlier results to keep.
+        say: receives one line about results that cannot be deleted; the next run tries again.
     """
     for folder in kept_aside(path)[keep:]:
         try:
             with no_run_writes(folder):
                 shutil.rmtree(folder)
         except (DirectoryInUse, FileNotFoundError):
-            continue  # reports are written into it; or another run deletes it
+            # Reports are being written into it, or another run deletes it.
+            continue
         except OSError as error:
             say(f"{short_path(folder)} cannot be deleted (--keep-results {keep}): {error.strerror}")

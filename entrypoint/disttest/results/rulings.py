@@ -1,6 +1,6 @@
-"""What a test comes to when its ranks came to different things: one table, read from top to bottom. Pure data.
+"""Outcome of a test whose ranks have different outcomes: one table, read from top to bottom. Pure data.
 
-``docs/verdicts.md`` is this table, and which pairs of ranks it makes what of, in words; ``make docs`` writes it.
+``make docs`` writes this table, and the outcome of each pair of ranks, to ``docs/verdicts.md``.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from enum import StrEnum
 from disttest.model import Frozen, Outcome, RankEnd, RankRecord, TestResult
 
 STRICT_XPASS = "[XPASS(strict)]"
-"""How pytest begins the message of a test that passed, although it is marked as a strict xfail."""
+"""Prefix of pytest's message for a passed test with a strict xfail mark."""
 NO_TEST_RAN = "no test ran"
-"""How the message of a test begins that no rank has run."""
+"""Prefix of the message of a test that no rank has run."""
 
 _DISAGREE = "ranks disagree: "
 
 
 class RankState(StrEnum):
-    """What one rank came to, as far as the verdict over all ranks looks at it. The value is its word in messages."""
+    """State of one rank as the verdict sees it. The value is its word in messages."""
 
     PASSED = "passed"
     PARTLY = "passed without some subtests"
-    """Its call passed, and subtests in it were skipped or failed as expected."""
+    """Its call passed; subtests in it were skipped or failed as expected."""
     SKIPPED = "skipped"
     XFAILED = "xfailed"
     XPASSED = "xpassed"
@@ -34,16 +34,16 @@ class RankState(StrEnum):
     ERROR = "error"
     """Its set-up or tear-down failed."""
     DIED = "died"
-    """Its process exited or was killed without our doing, or its channel broke."""
+    """Its process exited or was killed, but not by disttest, or its channel broke."""
     HUNG = "still running at the deadline"
     ENDED = "still running without an xfail mark"
-    """We ended it because of a peer, or since the run was cancelled."""
+    """disttest ended it because of a peer, or because the run was cancelled."""
     ENDED_XFAIL = "still running, marked xfail"
-    """The same, and in this rank too the test is expected to fail."""
+    """The same, and the test is expected to fail in this rank too."""
 
 
 class Ruling(StrEnum):
-    """What decides the outcome of a test whose ranks differ; the value stands in ``docs/verdicts.md``."""
+    """Reason for the outcome of a test whose ranks differ; the value appears in ``docs/verdicts.md``."""
 
     CULPRIT = "culprit"
     HANG = "hang"
@@ -61,19 +61,19 @@ class Rule(Frozen):
 
     ruling: Ruling
     outcome: Outcome | None
-    """None: that of the culprit."""
+    """None for the outcome of the culprit."""
     why: str
     some: frozenset[RankState] = frozenset()
-    """At least one rank came to one of these; empty: no condition."""
+    """At least one rank has one of these states; empty for no condition."""
     only: frozenset[RankState] = frozenset(RankState)
-    """Every rank came to one of these."""
+    """Every rank has one of these states."""
     cancelled: bool = False
-    """Only if the run was cancelled meanwhile."""
+    """Whether the row requires a cancelled run."""
     marked: bool = False
-    """Only if the test is marked ``ranks_may_differ``."""
+    """Whether the row requires the mark ``ranks_may_differ``."""
 
     def applies(self, states: Collection[RankState], *, cancelled: bool, may_differ: bool) -> bool:
-        """Whether this row decides, if none above it does."""
+        """Whether this row applies; the first such row decides."""
         if (self.cancelled and not cancelled) or (self.marked and not may_differ):
             return False
         return self.only.issuperset(states) and (not self.some or not self.some.isdisjoint(states))
@@ -186,7 +186,7 @@ RULES = (
 
 
 def rule_for(states: Collection[RankState], *, cancelled: bool = False, may_differ: bool = False) -> Rule:
-    """The row that decides: the first that applies, and the last one always does."""
+    """Return the row that decides: the first that applies. The last one always does."""
     return next(rule for rule in RULES if rule.applies(states, cancelled=cancelled, may_differ=may_differ))
 
 
@@ -199,7 +199,7 @@ _BY_OUTCOME = {
 
 
 def state_of(record: RankRecord) -> RankState:
-    """What a rank came to."""
+    """Classify a rank."""
     outcome = record.outcome
     if record.has_died:
         return RankState.DIED
@@ -232,11 +232,11 @@ def describe_disagreement(records: Collection[RankRecord]) -> str:
 
 
 def is_disagreement(result: TestResult) -> bool:
-    """Whether a test failed since its ranks came to different things, and none of them to a failure."""
+    """Whether a test failed because its ranks have different outcomes, none of which is a failure."""
     return result.outcome is Outcome.FAILED and result.message.startswith(_DISAGREE)
 
 
 def disagreement(records: Collection[RankRecord], *, may_differ: bool) -> str:
-    """How ranks that have all ended well disagree; empty where they do not, or where one has not ended well."""
+    """Describe how ranks without failures disagree; empty if they agree, or if one has failed."""
     rule = rule_for({state_of(record) for record in records}, may_differ=may_differ) if records else None
     return describe_disagreement(records) if rule and rule.ruling is Ruling.DISAGREED else ""

@@ -1,7 +1,8 @@
-"""From what every rank did to one outcome with a culprit. Pure, and the heart of "no false green".
+"""From the records of all ranks to one outcome with a culprit. Pure, and the core of "no false green".
 
-:mod:`.rulings` has the table of outcomes. The earliest failure that we did not cause ourselves is the culprit; whoever
-failed or was ended after it is a victim.
+:mod:`.rulings` has the table of outcomes. The culprit is the earliest failure that disttest did not cause; ranks that
+failed or were ended after it are victims. A lost connection counts last: a rank often notices the death of its peer
+before the supervisor does.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ _ADVICE = (
 
 _UNRENDERED = "a repr() or str() in it did not return; the stack of the rank shows where it waits"
 
-# How a rank words it when a peer went away: a consequence, however early it is noticed.
+# Messages about a lost peer: a consequence, however early it is noticed.
 SYMPTOM = re.compile(
     r"connection (closed|reset) by (peer|remote)|connection refused|broken pipe|socket (closed|error)"
     r"|remote process exited|connectFullMesh failed|recvValue failed|failed to recv, got 0 bytes",
     re.IGNORECASE,
 )
 
-# How a rank words it when it gave up waiting for a peer: a consequence, if another rank has a failure of its own.
+# Messages about an expired wait for a peer: a consequence if another rank has a failure of its own.
 _GAVE_UP = re.compile(
     r"timed out waiting \d+ms for (send|recv)|application timeout caused pair closure"
     r"|failed to pass monitoredBarrier|reached monitoredBarrier, but received errors"
@@ -54,10 +55,10 @@ _GAVE_UP = re.compile(
     re.IGNORECASE,
 )
 
-# Where a frame is: pytest's "test_x.py:19: AssertionError", Python's '  File "x.py", line 3, in f'.
+# Place of a frame: pytest's "test_x.py:19: AssertionError", Python's '  File "x.py", line 3, in f'.
 _PLACE = re.compile(r'^(\S[^:\n]*\.py:\d+): |^\s*(File "[^"\n]+", line \d+)', re.MULTILINE)
 
-# How gloo words it, before it aborts the process, when a rank is sent more than its own tensor has room for.
+# gloo's message when a rank receives more than its tensor can hold; gloo aborts the process afterwards.
 SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
@@ -75,14 +76,14 @@ def judge(
     """Judge one attempt.
 
     Args:
-        test: what was run.
+        test: the test.
         ranks: one record for each rank, in order of rank.
-        attempt: counted from 1.
+        attempt: number of the attempt, from 1.
         started_at_s: start of the attempt, on the run's clock.
         duration_s: wall time of the attempt.
         world_id: the world that ran it.
-        cancelled: why the world was told to stop; empty if it was not.
-        cause: why its ranks could not go on, if the watch of a plugin has found that.
+        cancelled: reason for the cancellation of the world; empty if there was none.
+        cause: reason why its ranks could not make progress, if the watch of a plugin found one.
     """
     rule = rule_for(
         {state_of(record) for record in ranks}, cancelled=bool(cancelled), may_differ=test.ranks_may_differ
@@ -115,7 +116,7 @@ def judge(
 
 
 def _details_of_waiter(ranks: Sequence[RankRecord], culprit: RankRecord | None) -> str:
-    """Where the others waited, if the culprit itself has not failed."""
+    """Return where the other ranks waited, if the culprit itself has not failed."""
     waited = (r.details for r in ranks if r.has_failed and r is not culprit)
     return next(filter(None, waited), "") if culprit is not None and not is_red(culprit) else ""
 
@@ -163,7 +164,7 @@ NOT_RUN = (
 
 
 def spoiled(nodeid: str, message: str, *, at_s: float = 0.0) -> TestResult:
-    """The result of a test that a machine, and not its own doing, kept from running."""
+    """Return the result of a test that a machine kept from running."""
     return TestResult(
         nodeid=nodeid,
         outcome=Outcome.ERROR,
@@ -174,7 +175,7 @@ def spoiled(nodeid: str, message: str, *, at_s: float = 0.0) -> TestResult:
 
 
 def not_run(nodeid: str, reason: str, *, at_s: float) -> TestResult:
-    """The result of a test that the run did not come to, as its user wanted."""
+    """Return the result of a test that was not run because the user ended the run."""
     return TestResult(
         nodeid=nodeid, outcome=Outcome.NOT_RUN, started_at_s=at_s, phase="setup", message=f"not run: {reason}"
     )
@@ -193,28 +194,28 @@ def _names(ranks: Sequence[RankRecord]) -> str:
 
 
 def is_red(record: RankRecord) -> bool:
-    """Whether this rank alone makes its test bad."""
+    """Whether this rank alone fails its test."""
     return record.has_died or record.has_failed
 
 
 def is_consequence(message: str) -> bool:
-    """Whether a failure may come of another rank's: a connection was lost, or a wait for a peer has ended."""
+    """Whether a failure may be the consequence of another rank's: a lost connection, or an expired wait for a peer."""
     return SYMPTOM.search(message) is not None or _GAVE_UP.search(message) is not None
 
 
 def is_symptom(record: RankRecord) -> bool:
-    """Whether its failure may come of another rank's; a rank that died before it failed is no victim of that kind."""
+    """Whether the record's failure may be a consequence; a rank that died before it failed is not such a victim."""
     return (record.has_failed or not record.has_died) and is_consequence(record.message)
 
 
 def by_guilt(record: RankRecord) -> tuple[bool, float, int]:
-    """What ranks that are red are sorted by: the culprit comes first."""
+    """Sort key of failed ranks: the culprit comes first."""
     after_s = record.failed_after_s if record.failed_after_s is not None else float("inf")
     return is_symptom(record), after_s, record.rank
 
 
 def _accuse(ranks: Sequence[RankRecord]) -> _Decision:
-    """Name the rank because of which the first one failed, if that is known; otherwise the first one."""
+    """Name the rank that caused the first failure, if it is known; otherwise the rank that failed first."""
     first, size = min((r for r in ranks if is_red(r)), key=by_guilt), len(ranks)
     outcome, accusation = _outcome_of(first), _accusation(first, size)
     if RANKS_DISAGREE in first.message and not first.has_failed:
@@ -232,14 +233,15 @@ def _accuse(ranks: Sequence[RankRecord]) -> _Decision:
 
 
 def _awaited_by(first: RankRecord, ranks: Sequence[RankRecord]) -> RankRecord | None:
-    """The rank at the end of the chain of those that waited for each other in vain."""
+    """Return the rank at the end of the chain of ranks that waited for each other in vain."""
     by_rank = {record.rank: record for record in ranks}
     chain = [first]
     while following := [by_rank[rank] for rank in chain[-1].because_of if rank in by_rank]:
-        # A rank that has not failed at all is the end of the chain.
+        # A rank without any failure ends the chain.
         following.sort(key=lambda record: (is_red(record), record.rank))
         if following[0] in chain:
-            return None  # they waited for each other
+            # The ranks waited for each other.
+            return None
         chain.append(following[0])
     return chain[-1] if len(chain) > 1 else None
 
@@ -249,7 +251,7 @@ def _tell_absent(awaited: RankRecord, waiter: RankRecord, size: int) -> str:
 
 
 def _outcome_of(culprit: RankRecord) -> Outcome:
-    """In pytest's words: a failure is of the test's own call, everything else is an error."""
+    """Return pytest's outcome: a failure in the test's own call; everything else is an error."""
     return culprit.outcome if culprit.outcome is not None and culprit.has_failed else Outcome.ERROR
 
 
@@ -272,7 +274,7 @@ def _accusation(culprit: RankRecord, size: int) -> str:
 
 
 def are_alike(ranks: Sequence[RankRecord]) -> bool:
-    """Whether all ranks, more than one, came to the same bad end: then none of them is the culprit of the others."""
+    """Whether all ranks, more than one, failed in the same way, so that none is the culprit of the others."""
     first, *others = ranks
     return bool(others) and all(
         _went_wrong_by_itself(rank)
@@ -284,12 +286,12 @@ def are_alike(ranks: Sequence[RankRecord]) -> bool:
 
 
 def _went_wrong_by_itself(record: RankRecord) -> bool:
-    """Whether nothing but the test is to blame; one that had failed and was slow to leave was ended for that alone."""
+    """Whether the test alone is to blame; a rank that had failed and was slow to leave was ended only for that."""
     return record.has_failed != record.has_died and not (record.has_died and is_symptom(record))
 
 
 def _kind(record: RankRecord) -> tuple[str, str] | None:
-    """The exception and the line that raised it; values may differ from rank to rank."""
+    """Return the exception and the line that raised it; the values may differ between ranks."""
     places = _PLACE.findall(record.details)
     return (record.message.partition(":")[0], "".join(places[-1])) if places else None
 
@@ -304,12 +306,12 @@ def _shared_accusation(ranks: Sequence[RankRecord]) -> str:
 
 
 def _plural(what: str) -> str:
-    """What all ranks did, from what one did: ``was killed … before it reported``."""
+    """Convert the description of one rank to the plural: ``was killed … before it reported``."""
     return re.sub(r"^was\b", "were", what).replace("before it reported", "before they reported")
 
 
 def _notes_of(cause: HangCause | None, ruling: Ruling) -> tuple[str, ...]:
-    """The cause of a hang that is not the reason of the outcome: the test went on, or expects it."""
+    """Return a note on the cause of a hang that does not decide the outcome: the test continued, or expects it."""
     return () if cause is None or ruling is Ruling.HANG else (cause.message,)
 
 
@@ -320,7 +322,7 @@ def _explain_hang(
     raised = [rank for rank in hung if rank.in_flight]
     if not raised:
         return outcome, phase, message, culprit
-    # The exception comes first: a rank that did not raise would have gone on to meet the others.
+    # The exception comes first: without it, the rank would have continued to meet the others.
     first = raised[0]
     alone = len(raised) < len(ranks)
     return (
