@@ -1,10 +1,10 @@
-"""The words of the product as frozen data: what a test is, what a rank did, what a run came to.
+"""Frozen data of the product: tests, records of ranks, results of runs.
 
-Everything that crosses a process border or reaches a report is one of these. Times named ``at_s`` are
-seconds since the Unix epoch, derived from the monotonic clock (a run's clock never jumps); ``*_s``
-otherwise are durations in seconds.
+Everything that crosses a process border or reaches a report is one of these types. Times named ``at_s`` are seconds
+since the Unix epoch, derived from the monotonic clock so that a run's clock never jumps; other ``*_s`` fields are
+durations in seconds.
 
-A module for each subject; all others import the names from here.
+There is one module for each subject; other packages import all names from here.
 """
 
 from disttest.model.attempt_result import TestResult

@@ -1,4 +1,4 @@
-"""What a scheduler hands out, and what it gives it to."""
+"""Slots, and the batches of tests that a scheduler assigns to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from disttest.model.frozen import Frozen
 
 
 class Slot(Frozen):
-    """Something a rank can sit on: a GPU, a MIG slice, or a share of the CPU."""
+    """A place for a rank: a GPU, a MIG slice, or a share of the CPU."""
 
     name: str
     """``cpu:0``, ``gpu:3``; unique on the machine."""
@@ -15,9 +15,9 @@ class Slot(Frozen):
     """Device type: ``cpu`` or ``cuda``."""
     index: int = 0
     uuid: str = ""
-    """The GPU's UUID, which is what its world gets to see; empty for the CPU."""
+    """UUID of the GPU, by which its world sees it; empty for the CPU."""
     group: str = ""
-    """Slots of one group are near each other: GPUs behind one NVLink, CPU shares of one NUMA node."""
+    """Slots of one group are close to each other: GPUs on one NVLink, CPU shares of one NUMA node."""
 
 
 class Batch(Frozen):
@@ -25,14 +25,14 @@ class Batch(Frozen):
 
     batch_id: str
     nodeids: tuple[str, ...]
-    """In the order in which they run."""
+    """Node ids, in the order in which they run."""
     shape: WorldShape
     isolation: Isolation
     expected_s: float = 0.0
-    """How long it is expected to take, world start included; 0 when nothing is known."""
+    """Expected duration, including the start of the world; 0 if unknown."""
     exclusive: bool = False
-    """Nothing else may run meanwhile."""
+    """Whether no other test may run at the same time."""
     shares: bool = False
-    """Its ranks may share GPUs: tests that start their ranks by themselves say what they need by themselves."""
+    """Whether its ranks may share GPUs: tests that start their ranks state their own needs."""
     urgent: bool = False
-    """It starts before all others: one of its tests failed last time and ``--failed-first`` was given."""
+    """Whether it starts before all others: one of its tests failed last time and ``--failed-first`` was given."""

@@ -1,4 +1,4 @@
-"""What processes cost."""
+"""CPU cost of processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from disttest.model.frozen import Count, Frozen, Seconds
 
 
 class CpuStep(Frozen):
-    """What one step in the life of a process took."""
+    """CPU cost of one step in the life of a process."""
 
     role: str
-    """What the process is: ``rank``, ``world``, ``controller``."""
+    """Kind of process: ``rank``, ``world``, ``controller``."""
     step: str
     cpu_s: Seconds
     faults: Count = 0
-    """Pages that the kernel had to map or copy for it."""
+    """Number of pages that the kernel had to map or copy."""

@@ -1,4 +1,4 @@
-"""What all data types are made of: their base, their numbers, the version of what is written."""
+"""Base class and number types of all data, and the version of the formats."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Annotated, dataclass_transform
 import msgspec
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding can raise where the data come from somebody else."""
+"""Errors of decoding data from another process."""
 
 Moment = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
-"""Seconds since the epoch, up to the year 5138. What is outside is no time, and calculating with it means nothing."""
+"""Seconds since the epoch, up to the year 5138; values outside are not times, and must not enter calculations."""
 Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 """A duration, or a time by the clock of a rank, which its test may have set."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
-"""A number of things of which a run cannot have a million."""
+"""A number of things that stays below a million in any run."""
 Code = Annotated[int, msgspec.Meta(ge=0, le=255)]
-"""An exit code; a larger one would become another one on the way to the shell."""
+"""An exit code; the shell would truncate a larger one."""
 
 SCHEMA_VERSION = 1
-"""Version of the journal and of ``results.json``; raised when an old reader would misread the new."""
+"""Version of the journal and of ``results.json``; increased when an old reader would misread new files."""
 
 
-# Type checkers do not see that msgspec hands these keywords on to subclasses.
+# Type checkers do not see that msgspec passes these keywords on to subclasses.
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Base of all data types.
 
-    Frozen data built from the inside out can hold no cycle, so the collector need not look for one: a run of 100,000
-    tests is most of a million of these.
+    Frozen data built from the inside out cannot contain a cycle, so the garbage collector need not track it: a run of
+    100,000 tests has nearly a million of these objects.
     """

@@ -1,4 +1,4 @@
-"""What a test came to, and how a rank's part of it ended."""
+"""Outcomes of tests, and the ways in which a rank's part of a test ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """What a test (or one rank's part of it) came to."""
+    """Outcome of a test, or of one rank's part of it."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -15,7 +15,7 @@ class Outcome(StrEnum):
     XFAILED = "xfailed"
     XPASSED = "xpassed"
     NOT_RUN = "not_run"
-    """Nothing has called it, and it was not skipped: the run stopped before (``-x``), or nobody reported the call."""
+    """The test was neither called nor skipped: the run stopped before (``-x``), or no process reported its call."""
 
     @property
     def has_run(self) -> bool:
@@ -29,29 +29,29 @@ class Outcome(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing that a rank does after it can change what it came to; its peers may wait for it in vain."""
+        """Whether later actions of the rank cannot change it; its peers may wait for the rank in vain."""
         return self.is_bad or self is Outcome.XFAILED
 
 
 class Cause(StrEnum):
-    """Whom a bad outcome accuses."""
+    """The party to blame for a bad outcome."""
 
     TEST = "test"
     INFRASTRUCTURE = "infrastructure"
     PLUGIN = "plugin"
-    """A plugin failed beside the test, so that the test's own outcome is not known. It is not tried again."""
+    """A plugin failed next to the test, so the test's own outcome is unknown. There is no retry."""
 
 
 class RankEnd(StrEnum):
-    """How a rank's part of a test ended."""
+    """The way in which a rank's part of a test ended."""
 
     REPORTED = "reported"
-    """It ran the whole protocol and said so."""
+    """The rank ran the whole protocol and reported it."""
     EXITED = "exited"
-    """Its process left in the middle, with an exit code."""
+    """Its process exited before the end of the test."""
     SIGNALLED = "signalled"
-    """Its process was ended by a signal that we did not send."""
+    """A signal that disttest did not send ended its process."""
     KILLED = "killed"
-    """We ended it: another rank had failed, or the deadline had passed."""
+    """disttest ended it because another rank had failed, or the deadline had passed."""
     LOST = "lost"
     """It closed its control channel, or sent a malformed message."""

@@ -1,4 +1,4 @@
-"""What one rank did in an attempt of a test."""
+"""Record of one rank in an attempt of a test."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from disttest.model.recorded import Recorded
 
 MAIN_RANK = -1
 RANKS_DISAGREE = "ranks disagree at "
-"""How a finding begins that tells of calls that do not fit, by which it is known among the words of a rank's end."""
+"""Prefix of a finding about calls that do not match, by which it is recognized in the message of a rank's end."""
 
 
 def rank_name(rank: int) -> str:
-    """``rank 3``; the main process is no rank."""
+    """Return ``rank 3``, or the name of the main process, which is not a rank."""
     return "main process" if rank == MAIN_RANK else f"rank {rank}"
 
 
 def rank_names(ranks: Collection[int]) -> str:
-    """``rank 1``, ``ranks 1,2``."""
+    """Return ``rank 1`` or ``ranks 1,2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, sorted(ranks)))}"
 
 
 def group_title(name: str, description: str, ranks: Collection[int]) -> str:
-    """``default``, as its maker has called it, or its number and ranks: ``#1 (ranks 0,1)``.
+    """Return the title of a group: ``default``, its description, or its number and ranks: ``#1 (ranks 0,1)``.
 
     Args:
-        name: torch's; a hash where only its members have made the group.
-        description: empty where its maker has not described it.
-        ranks: of the default group.
+        name: torch's name; a hash if only its members have created the group.
+        description: description by its creator; empty without one.
+        ranks: its members, as ranks of the default group.
     """
     return description or (
         f"#{name} ({rank_names(ranks)})" if name.isdecimal() else f"of {rank_names(ranks)}"
@@ -40,11 +40,11 @@ def group_title(name: str, description: str, ranks: Collection[int]) -> str:
 
 
 class Collective(Frozen):
-    """One collective, or point-to-point call, of a rank."""
+    """One collective or point-to-point call of a rank."""
 
     group: str
     seq: int
-    """Sequence number within the group: ranks that agree have called the same thing at the same number."""
+    """Sequence number within the group; ranks that agree make the same call at the same number."""
     op: str
     backend: str = ""
     inputs: str = ""
@@ -63,59 +63,59 @@ class Collective(Frozen):
 
 
 class RankRecord(Frozen):
-    """What one rank did in one attempt of a test."""
+    """Record of one rank in one attempt of a test."""
 
     rank: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)]
-    """:data:`MAIN_RANK` for the main process of a test that starts its ranks by itself."""
+    """:data:`MAIN_RANK` for the main process of a test that starts its ranks."""
     end: RankEnd
     outcome: Outcome | None = None
     """None unless the rank reported."""
     phase: str = "setup"
-    """The phase it was in last, or the phase that failed: setup, call or teardown."""
+    """The last phase, or the phase that failed: setup, call or teardown."""
     message: str = ""
-    """One line: the exception, the skip reason, or what ended the process."""
+    """One line: the exception, the skip reason, or the cause of the process's end."""
     details: str = ""
     """Traceback and captured sections of a failure."""
     stacks: str = ""
-    """Python stacks of all its threads, where they were taken."""
+    """Python stacks of all its threads, if they were collected."""
     collectives: tuple[Collective, ...] = ()
-    """The last collectives it had called in this test, where they were asked for."""
+    """Its last collectives in this test, if they were collected."""
     unrendered: bool = False
-    """It failed, and its report could not be rendered: the message and details are those that need no code of the test."""
+    """Whether it failed and its report could not be rendered; message and details then need no code of the test."""
     because_of: tuple[int, ...] = ()
-    """The ranks that had not joined the call in which it failed, or the one rank that called something else, if known."""
+    """Ranks that had not joined the failed call, or the one rank that made a different call, if known."""
     in_flight: str = ""
-    """The exception that was passing through a ``finally``, ``with`` or ``except`` block when the rank was ended."""
+    """Exception that was passing through a ``finally``, ``with`` or ``except`` block when the rank was ended."""
     failed_after_s: Seconds | None = None
     """Seconds from the start of the test to this rank's failure or death."""
     exit_code: int | None = None
     signal: int | None = None
     hung: bool = False
-    """It was still running when the test's deadline passed."""
+    """Whether it was still running at the test's deadline."""
     ended_for: str = ""
-    """Why no rank could go on, in a word of the plugin that found it, where disttest ended the rank for that."""
+    """Word of the plugin that found why no rank could make progress, if disttest ended the rank for that reason."""
     pid: int = 0
     log: str = ""
     """Its log file, relative to the results directory."""
     xfail: bool = False
-    """Its test was marked as an expected failure when the rank began with its last phase; true if it began with none."""
+    """Whether the test was an expected failure when the rank began its last phase; true if it began none."""
     subtests_skipped: int = 0
-    """Subtests of a test that passed which were skipped, or failed as expected."""
+    """Number of subtests of a passed test that were skipped or failed as expected."""
     leaks: tuple[str, ...] = ()
-    """What the test left behind in this rank, by name."""
+    """Names of the state that the test left behind in this rank."""
     recorded: Recorded = Recorded()
     """Warnings and facts that the test recorded in this rank."""
     durations_s: dict[str, Seconds] = msgspec.field(default_factory=dict)
     """Phase -> seconds."""
     node: str = ""
-    """The machine that it ran on, where a world spans several."""
+    """The machine on which it ran, if the world spans several."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether it reported a failure; its process may have died after that."""
+        """Whether it reported a failure; its process may have died afterwards."""
         return self.outcome is not None and self.outcome.is_bad
 
     @property
     def has_died(self) -> bool:
-        """Whether its process ended, or its channel broke, without our doing."""
+        """Whether its process ended, or its channel broke, although disttest did not end it."""
         return self.end in (RankEnd.EXITED, RankEnd.SIGNALLED, RankEnd.LOST)

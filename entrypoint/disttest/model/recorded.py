@@ -18,7 +18,7 @@ class RecordedWarning(Frozen):
 
 
 class FactKind(StrEnum):
-    """The part of a report that a fact belongs to."""
+    """The part of a report to which a fact belongs."""
 
     PROPERTY = "property"
     """``record_property``."""

@@ -1,4 +1,4 @@
-"""By which rules a run judges: each a choice of its user."""
+"""Rules of a verdict that the user chooses."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from enum import StrEnum
 
 
 class VerdictRule(StrEnum):
-    """Whose rules judge a test of kind ``main``."""
+    """The rules that judge a test of kind ``main``."""
 
     STRICT = "strict"
     """Every rank counts."""
     TORCH = "torch"
-    """As torch's own harness: after errors, rank 0 alone counts."""
+    """As in torch's own harness: after errors, only rank 0 counts."""
 
 
 class FlakyRule(StrEnum):
-    """How a test counts that passed only on a retry."""
+    """The treatment of a test that passed only on a retry."""
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"

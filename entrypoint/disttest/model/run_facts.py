@@ -1,4 +1,4 @@
-"""What a run ran on, and what it was asked."""
+"""Machine and request of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from disttest.model.frozen import Code, Count, Frozen, Moment
 
 
 class Hardware(Frozen):
-    """The machine as far as a report needs it."""
+    """The machine, as far as reports need it."""
 
     cpus: Count
     gpus: tuple[str, ...] = ()
@@ -19,51 +19,51 @@ class Hardware(Frozen):
     torch: str = ""
     platform: str = ""
     driver: str = ""
-    """Version of the GPUs' driver."""
+    """Version of the GPU driver."""
     cuda: str = ""
-    """Newest CUDA version that it serves."""
+    """Newest CUDA version that the driver supports."""
     memory: int = 0
-    """Bytes that this run may use."""
+    """Bytes of memory that this run may use."""
     shm: int = 0
     """Bytes of ``/dev/shm``."""
     uuids: tuple[str, ...] = ()
-    """Of the GPUs, by index."""
+    """UUIDs of the GPUs, by index."""
 
 
 class Invocation(Frozen):
-    """What a run was asked, as far as it takes to ask the same of one test again."""
+    """The request of a run, as far as it is needed to repeat one of its tests."""
 
     cwd: str = ""
-    """The directory it was started in."""
+    """Directory in which the run was started."""
     workspace: str = ""
-    """Root of the repository, where the environment says it (``GITHUB_WORKSPACE``)."""
+    """Root of the repository, if the environment names it (``GITHUB_WORKSPACE``)."""
     bundled: bool = False
-    """Its tests are suites that come with disttest."""
+    """Whether its tests are suites that come with disttest."""
     options: dict[str, str] = msgspec.field(default_factory=dict)
-    """Option -> value, as they were given by flags and variables; secret ones are left out."""
+    """Option -> value, as given by flags and variables; secret options are left out."""
     pytest_args: tuple[str, ...] = ()
-    """Arguments for pytest, without the tests and without ours."""
+    """Arguments for pytest, without the tests and disttest's own arguments."""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
-    """Those variables that decide how classes of torch's kind run, where they were set."""
+    """Environment variables that affect torch's test classes, if they were set."""
     data: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Name of a plugin -> its data of the run, as JSON."""
+    """Plugin name -> its JSON data of the run."""
 
 
 class RunPart(Frozen):
-    """Which part of a divided run this run is."""
+    """The part of a divided run that this run is."""
 
     plan_id: str
     shard: Count
     """Number of the part in the plan."""
     is_empty: bool = False
-    """The plan has no test for it, so nothing to run is a success."""
+    """Whether the plan assigns no test to this part, so that a run without tests is a success."""
 
 
 class ShardSpan(Frozen):
-    """What one shard brought into a merged result."""
+    """Contribution of one shard to a merged result."""
 
     shard: Count | None
-    """Its number in the plan; None when it was not run from a plan."""
+    """Number of the shard in the plan; None if it was not run from a plan."""
     run_id: str
     directory: str
     """Its results directory, relative to the merged one."""
@@ -74,6 +74,6 @@ class ShardSpan(Frozen):
     exit_code: Code
     reason: str = ""
     label: str = ""
-    """What the names of its worlds and slots begin with, before a slash."""
+    """Prefix of the names of its worlds and slots, before a slash."""
     cpu_slots: Count = 0
-    """Slots of the CPU beside the GPUs that ``slots`` counts, where its worlds computed on both."""
+    """CPU slots in addition to the GPUs that ``slots`` counts, if its worlds computed on both."""

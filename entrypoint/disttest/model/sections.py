@@ -1,4 +1,4 @@
-"""Parts of a result that plugins supply: their sections of reports, and why ranks cannot go on."""
+"""Parts of a result that plugins supply: sections of reports, and the reasons why ranks cannot make progress."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ class Edge(Frozen):
     where: str = ""
     """``file:line`` of the call in the user's code."""
     since_s: Seconds = 0.0
-    """How long it had waited when the graph was made."""
+    """Seconds of waiting when the graph was made."""
     ranks: tuple[int, ...] = ()
-    """The ranks that it waits for."""
+    """The ranks for which it waits."""
     reason: str = ""
-    """What those do instead: ``which has finished the test``."""
+    """State of those ranks: ``which has finished the test``."""
     group: str = ""
     seq: int = 0
     op: str = ""
 
 
 class WaitGraph(Frozen):
-    """Ranks, and the ranks that each of them waits for. The HTML page draws it."""
+    """Ranks, and the ranks for which each of them waits. The HTML page draws it."""
 
     edges: tuple[Edge, ...]
-    """In order of rank."""
+    """Edges in order of rank."""
     finished: tuple[int, ...] = ()
-    """Ranks that have finished the test, or are gone."""
+    """Ranks that have finished the test, or whose processes have ended."""
 
 
 class Section(Frozen):
     """A plugin's part of the reports of a test. Every report shows it without knowing the plugin."""
 
     title: str = ""
-    """One line; empty: reports do not show the section, and ``results.json`` has its data."""
+    """One line. If it is empty, only ``results.json`` contains the section."""
     lines: tuple[str, ...] = ()
     waits: WaitGraph | None = None
     data: Any = None
@@ -47,26 +47,26 @@ class Section(Frozen):
 
 
 class HangCause(Frozen):
-    """Why the ranks of a test cannot go on, as the watch of a plugin has found while they waited."""
+    """Reason why the ranks of a test cannot make progress, found by the watch of a plugin while they waited."""
 
     name: str
-    """Name of the plugin, and the word of reports for a test that was ended for it."""
+    """Name of the plugin, and the word in reports for a test that was ended for this reason."""
     message: str
     """One line: the finding."""
     advice: str = ""
     """What to do next."""
     culprit: int | None = None
-    """The rank that all others wait for, if it is one."""
+    """The rank for which all others wait, if it is exactly one."""
     ends: bool = False
-    """Whether the test ends for it; otherwise the test goes on to its time limit."""
+    """Whether it ends the test; otherwise the test continues until its time limit."""
     is_expected: bool = False
-    """Whether the test wants this, and passes by it."""
+    """Whether the test expects it, and passes because of it."""
     section: Section = Section()
     """The plugin's section of the result."""
 
     @property
     def of_rank(self) -> str:
-        """The message of a rank that was ended for it."""
+        """Message of a rank that was ended for this reason."""
         if self.is_expected:
             return f"was in the {self.name} that the test expects, and was ended by disttest"
         return f"waited in a {self.name}, ended by disttest"

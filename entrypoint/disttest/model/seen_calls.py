@@ -1,4 +1,4 @@
-"""Calls of ranks as plugins have seen them, and their findings."""
+"""Calls of ranks as seen by plugins, and the findings of plugins."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from disttest.model.frozen import Frozen
 
 FROM_ROOT = frozenset({"broadcast", "scatter"})
 TO_ROOT = frozenset({"reduce", "gather", "gather_into_tensor"})
-"""Names of the collectives in which one rank sends to all others, and of those in which one takes from them."""
+"""Names of the collectives in which one rank sends to all others, and of those in which one receives from all."""
 
 
 class WindowEdge(StrEnum):
-    """Where something stands in the time for which a call is pending."""
+    """Position relative to the time in which a call is pending."""
 
     OPENS = "opens"
     """The call is issued."""
     INSIDE = "inside"
     CLOSES = "closes"
-    """Somebody has waited for it."""
+    """The call has been waited for."""
 
 
 def short_place(file: str, line: int) -> str:
-    """``test_step.py:39``; empty where there is no file."""
+    """Return ``test_step.py:39``; empty without a file."""
     return f"{file.rpartition('/')[2]}:{line}" if file else ""
 
 
 class SeenCall(Frozen):
-    """A call to `torch.distributed` as a plugin has seen it, or what was done next to one."""
+    """A call to `torch.distributed` as seen by a plugin, or an action next to one."""
 
     what: str
     """``all_reduce SUM of float32[4], #3 of group default``."""
     file: str = ""
-    """Of the line in the user's code; absolute, as it was seen there, and empty where nobody in Python has called."""
+    """File of the line in the user's code: absolute, as seen by the run; empty if the call did not come from Python."""
     line: int = 0
     decides: bool = False
-    """The finding is about this one; the others stand around it."""
+    """Whether the finding is about this call; the others show its surroundings."""
     window: WindowEdge | None = None
-    """Of a race: where it stands in the time for which a call is pending."""
+    """For a race: the position in the time in which a call is pending."""
     same: bool | None = None
-    """Whether all ranks had the same numbers there; None where that was not compared."""
+    """Whether all ranks had the same values there; None if they were not compared."""
 
     @property
     def where(self) -> str:
@@ -51,7 +51,7 @@ class SeenCall(Frozen):
 
 
 class RankCalls(Frozen):
-    """Calls of one rank, in the order in which it has issued them."""
+    """Calls of one rank, in the order in which it issued them."""
 
     rank: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
     calls: tuple[SeenCall, ...]
@@ -61,27 +61,27 @@ class PluginFinding(Frozen):
     """A finding of a plugin in a test, whatever the outcome of the ranks."""
 
     finder: str
-    """The plugin, or its part, that has found it: ``order``."""
+    """The plugin, or its part, that made the finding: ``order``."""
     kind: str
-    """A word of the finder for what it is: ``mismatch``, ``group-order``, …"""
+    """The finder's word for the kind: ``mismatch``, ``group-order``, …"""
     message: str
-    """One line: which rank does what, and where."""
+    """One line: the rank, its action, and the place."""
     effect: str
-    """What comes of it, on which backend."""
+    """Consequence, and the affected backends."""
     advice: str
     """What to do next."""
     fails: bool = False
-    """Whether it fails the test; else it is a warning beside the verdict."""
+    """Whether it fails the test; otherwise it is a warning next to the verdict."""
     orders: tuple[RankCalls, ...] = ()
-    """The calls that it is about, rank by rank."""
+    """The calls concerned, rank by rank."""
     found_by: str = ""
-    """The finder in the words of reports; empty: its name."""
+    """Name of the finder in reports; empty for ``finder``."""
     failure: str = ""
-    """The kind of failure, in a word, where the finding fails a test; empty: ``finding``."""
+    """Word for the kind of failure if the finding fails a test; empty for ``finding``."""
     section: str = ""
-    """The section of reports that lists it, where it fails no test; empty: that of its finder."""
+    """Section of the reports that lists the finding if it fails no test; empty for the finder's own."""
 
     @property
     def source(self) -> str:
-        """The finder in the words of reports."""
+        """The finder's name in reports."""
         return self.found_by or self.finder

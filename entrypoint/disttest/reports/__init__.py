@@ -1,4 +1,4 @@
-"""Reports: each reads the run's result and nothing else, and none knows another."""
+"""Reports: each one reads the result of the run and nothing else, and none knows another."""
 
 from disttest.reports.write import rebuild, reporters, write_reports
 

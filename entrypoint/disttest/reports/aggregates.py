@@ -1,4 +1,4 @@
-"""What the reports for people say about a run, before any of them chooses how to say it."""
+"""Aggregates of a run for reports that people read, independent of their format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from disttest.results.repeat import further_commands, repeat_command
 
 ORDINARY = "no world"
 KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped", "not_run")
-"""What a test can have come to, in the order in which a reader wants to see them."""
+"""Kinds of outcomes, in the order in which a reader wants to see them."""
 TITLES = {
     "passed": "passed",
     "failed": "failed",
@@ -24,27 +24,27 @@ TITLES = {
     "not_run": "not run",
     "infrastructure": "infrastructure",
 }
-"""The kinds that are counted, and what they are called."""
+"""Titles of the kinds that are counted."""
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """How many tests came to what. Every test is counted in exactly one of these."""
+    """Number of tests by kind of outcome. Every test is counted in exactly one kind."""
 
     passed: int = 0
     failed: int = 0
     flaky: int = 0
-    """Passed in the end, but not at first."""
+    """Passed after a failed attempt."""
     skipped: int = 0
     not_run: int = 0
-    """The run stopped before, or nobody has called it."""
+    """The run stopped before, or nothing called the test."""
     xfailed: int = 0
     infrastructure: int = 0
-    """Failed for a reason that is not the test's."""
+    """Failed for a reason outside the test."""
     time_s: float = 0.0
-    """All attempts together."""
+    """Duration of all attempts together."""
     gpu_s: float = 0.0
-    """The same, times the GPUs that the world held."""
+    """The same, multiplied by the number of GPUs that the world held."""
 
     @property
     def total(self) -> int:
@@ -53,11 +53,11 @@ class Tally:
 
     @property
     def left_out(self) -> int:
-        """Number of tests that nothing has called, for whatever reason."""
+        """Number of tests that were not called, for whatever reason."""
         return self.skipped + self.not_run
 
     def in_column(self, kind: str) -> int:
-        """Number of tests in a column of :func:`columns`: what failed as expected went as expected, and counts as passed."""
+        """Number of tests in a column of :func:`columns`; expected failures count as passed."""
         return self.passed + self.xfailed if kind == "passed" else int(getattr(self, kind))
 
     @property
@@ -66,7 +66,7 @@ class Tally:
         return self.failed + self.infrastructure
 
     def take(self, test: TestOutcome, gpus: dict[str, int]) -> None:
-        """Count a test; ``gpus`` says how many each world held."""
+        """Count a test; ``gpus`` maps worlds to the number of their GPUs."""
         kind = classify(test)
         setattr(self, kind, getattr(self, kind) + 1)
         for attempt in test.attempts:
@@ -76,7 +76,7 @@ class Tally:
 
 
 def classify(test: TestOutcome) -> str:
-    """Return the name of the :class:`Tally` field that a test belongs to."""
+    """Return the name of the :class:`Tally` field to which a test belongs."""
     match test.final.outcome:
         case Outcome.FAILED | Outcome.ERROR:
             return "infrastructure" if test.final.cause is Cause.INFRASTRUCTURE else "failed"
@@ -91,7 +91,7 @@ def classify(test: TestOutcome) -> str:
 
 
 def gpus_by_world(worlds: Iterable[WorldSpan]) -> dict[str, int]:
-    """Return how many GPUs each world held."""
+    """Map each world to the number of its GPUs."""
     return {world.world_id: len(world.slots) if world.on_gpus else 0 for world in worlds}
 
 
@@ -114,12 +114,12 @@ class Row:
 
 
 def columns(total: Tally) -> dict[str, str]:
-    """The columns of counts in the final table, kind -> title; of tests that were not run only where there are some."""
+    """Map kinds to titles of columns in the final table; without tests that were not run, they have no column."""
     return {kind: title for kind, title in TITLES.items() if kind != "not_run" or total.not_run}
 
 
 def table(run: RunResult) -> list[Row]:
-    """Tally the tests by suite and shape: suites in the order of the run, shapes by size."""
+    """Count the tests by suite and shape: suites in the order of the run, shapes by size."""
     gpus = gpus_by_world(run.worlds)
     groups: dict[str, dict[tuple[int, str], Tally]] = defaultdict(dict)
     for test in run.tests:
@@ -134,17 +134,17 @@ def table(run: RunResult) -> list[Row]:
 
 
 def slowest(run: RunResult, limit: int = 10) -> list[TestOutcome]:
-    """Return the tests that took longest in their final attempt, longest first."""
+    """Return the tests with the longest final attempt, longest first."""
     ran = [test for test in run.tests if test.final.duration_s > 0]
     return sorted(ran, key=lambda test: -test.final.duration_s)[:limit]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reasons:
-    """Why tests were left out: those of one column of the final table."""
+    """Reasons for tests in one column of the final table that were left out."""
 
     title: str
-    """The column's."""
+    """Title of the column."""
     counts: tuple[tuple[str, int], ...]
     """Each reason with its number of tests, most frequent first."""
 
@@ -155,7 +155,7 @@ class Reasons:
 
 
 def reasons_left_out(run: RunResult) -> list[Reasons]:
-    """Return why tests were skipped, and why they were not run: each only where there are some."""
+    """Return the reasons for skipped tests and for tests that were not run, if there are any."""
     reasons: dict[str, Counter[str]] = {"skipped": Counter(), "not_run": Counter()}
     for test in run.tests:
         if not test.final.outcome.has_run:
@@ -169,28 +169,28 @@ def reasons_left_out(run: RunResult) -> list[Reasons]:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureGroup:
-    """Tests that failed with the same words: a broken machine is told once, not a thousand times."""
+    """Tests that failed with the same message, so that a broken machine is reported once."""
 
     message: str
     tests: tuple[TestOutcome, ...] = field(repr=False)
     repeat: str = ""
-    """The command that runs the first of them again."""
+    """Command that repeats the first of them."""
     further: Mapping[str, str] = field(default_factory=dict)
-    """A word -> a command line that a plugin offers for the first of them."""
+    """Word -> command line that a plugin offers for the first of them."""
 
     @property
     def first(self) -> TestOutcome:
-        """The one that stands for all."""
+        """The test that represents the group."""
         return self.tests[0]
 
 
 def failure_groups(run: RunResult) -> list[FailureGroup]:
-    """Return the failures, those with the same cause and message together: tests' own faults first."""
+    """Group failures by cause and message; failures of tests come before those of the machine."""
     groups: dict[tuple[bool, str, str], list[TestOutcome]] = defaultdict(list)
     for test in run.bad:
         infrastructure = test.final.cause is Cause.INFRASTRUCTURE
         message = finding(test.final)
-        # Equal words about different tests are one event only if they do not come from the tests themselves.
+        # Equal messages of different tests are one event only if the machine is the cause.
         whose = "" if infrastructure else test.test.nodeid
         groups[infrastructure, whose, message].append(test)
     in_order = sorted(groups.items(), key=lambda item: item[0][0])
@@ -206,12 +206,12 @@ def failure_groups(run: RunResult) -> list[FailureGroup]:
 
 
 def finding(result: TestResult) -> str:
-    """Return the one line that says what happened; never empty."""
+    """Return the one-line finding; never empty."""
     return one_line(result.message) or f"{result.outcome} without a message"
 
 
 def evidence(result: TestResult) -> list[str]:
-    """Return what there is to read about a bad result: the culprit's text, then what others add, equal ones once."""
+    """Return the texts about a failed result: the culprit's first, then others, without repetition."""
     known = result.message + "\n" + result.details
     culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
     speakers: dict[tuple[str, str], list[str]] = {}
@@ -226,7 +226,7 @@ def evidence(result: TestResult) -> list[str]:
 
 
 def _was_cleared_away(rank: RankRecord) -> bool:
-    """It did nothing wrong and left no trace: we ended it after another had failed."""
+    """Whether disttest ended an innocent rank after another one had failed, without any trace."""
     return rank.end is RankEnd.KILLED and not (rank.hung or rank.details or rank.stacks)
 
 
@@ -236,7 +236,7 @@ def _rank_text(rank: RankRecord, known: str) -> str:
 
 
 def who(result: TestResult) -> str:
-    """Return ``rank 1 is the culprit; victims: rank 0, rank 2``, or nothing if no rank is named."""
+    """Return ``rank 1 is the culprit; victims: rank 0, rank 2``, or an empty string without a culprit."""
     if result.culprit is None:
         return ""
     text = f"{rank_name(result.culprit)} is the culprit"
@@ -263,7 +263,7 @@ VERDICTS = {
 
 
 def verdict(run: RunResult) -> str:
-    """Return what the run came to, in a few words."""
+    """Return the verdict of a run in a few words."""
     if run.exit_code > 128:
         return f"ended by signal {run.exit_code - 128}"
     if run.exit_code == ExitCode.INTERRUPTED and run.collection_errors:
@@ -272,7 +272,7 @@ def verdict(run: RunResult) -> str:
 
 
 def is_green(run: RunResult) -> bool:
-    """Whether the run says that all is well."""
+    """Whether the run is green."""
     red = run.bad or run.collection_errors or (run.flaky_fails and run.flaky)
     return run.exit_code == ExitCode.PASSED and not red
 

@@ -1,4 +1,4 @@
-"""Annotations: the failures beside the code, as many as GitHub shows and not one more."""
+"""Annotations of failures next to the code, as many as GitHub shows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from disttest.reports.warned import Warned, warnings_of
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 
 NAMED = github.MAX_ANNOTATIONS - 1
-"""The last one is kept to count those that are not shown."""
+"""The last annotation counts the failures that are not shown."""
 
 
 def render_annotations(run: RunResult) -> str:
-    """Return workflow commands, one a line: nine errors and one that counts the rest, warnings likewise."""
+    """Return workflow commands, one per line: nine errors and one that counts the rest, warnings likewise."""
     repository = Repository.of(run)
     errors = [*_errors(run, repository)]
     warnings = [*_warnings(run, repository)]
@@ -56,7 +56,7 @@ def _not_collected(error: CollectionError, repository: Repository) -> str:
 def _failure(group: FailureGroup, repository: Repository) -> str:
     test = group.first
     machine = test.final.cause is Cause.INFRASTRUCTURE
-    # A broken machine has no line in anybody's code.
+    # A broken machine has no line in the user's code.
     place = None if machine else locate(test, repository)
     title = _title(test) if len(group.tests) == 1 else f"{count(len(group.tests), 'test')} failed alike"
     if machine:

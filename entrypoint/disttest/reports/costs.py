@@ -1,4 +1,4 @@
-"""What a run cost, in words: slot-minutes used and lost, the makespan against its bound, one more and one fewer."""
+"""Text about the cost of a run: slot-minutes used and lost, makespan and bound, one slot more or fewer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from disttest.results.fold import RunResult
 
 
 class CostLine(NamedTuple):
-    """A fact, and its name."""
+    """A fact and its name."""
 
     name: str
     fact: str
 
 
 def cost_lines(run: RunResult) -> list[CostLine]:
-    """Return what there is to say; nothing of a run in which no world ran, or on whose slots nobody waits.
+    """Return the lines about cost; none for a run without worlds, or on slots for which no one waits.
 
-    That is so of one machine's CPU: a developer's laptop costs nothing by the minute.
+    The CPU of a single machine is such a case: a developer's laptop costs nothing per minute.
     """
     pooled = run.shards or run.plan_id or run.invocation.options.get("launcher")
     on_gpus = any(world.on_gpus for world in run.worlds)
@@ -42,14 +42,15 @@ def cost_lines(run: RunResult) -> list[CostLine]:
 def _spent(cost: Cost) -> CostLine:
     minutes = "GPU-minutes" if cost.unit == "GPU" else f"{cost.unit} minutes"
     spent = f"{_minutes(cost.used_minutes)} in tests, {_minutes(cost.startup_minutes)} lost to starting and ending worlds"
-    if not cost.slots:  # a scheduler has them: nobody knows here what idled
+    # A scheduler owns the slots, so their idle time is unknown here.
+    if not cost.slots:
         return CostLine(minutes, spent)
     idle = f"{_minutes(cost.idle_minutes)} idle ({cost.idle_share:.0%} of {count(cost.slots, cost.unit)})"
     return CostLine(minutes, f"{spent}, {idle}")
 
 
 def _one_more_or_fewer(cost: Cost, run: RunResult, makespan_s: float, others_s: float) -> Iterator[CostLine]:
-    """What the run would take then; ``others_s``: what slots of another kind take in any case."""
+    """Estimate the run with one slot more and fewer; ``others_s`` is the time of slots of another kind."""
     if cost.with_one_more_s is None:
         return
     more, fewer = f"one {cost.runners} more", f"one {cost.runners} fewer"
@@ -58,7 +59,8 @@ def _one_more_or_fewer(cost: Cost, run: RunResult, makespan_s: float, others_s: 
         yield CostLine(fewer, _instead(max(cost.with_one_fewer_s, others_s), makespan_s))
     elif run.shards or cost.slots <= 1:
         yield CostLine(fewer, "none would be left")
-    elif cost.unit == "GPU":  # ranks can share a CPU
+    # Ranks can share a CPU but not a GPU.
+    elif cost.unit == "GPU":
         yield CostLine(fewer, "too few for the widest world")
 
 

@@ -1,4 +1,4 @@
-"""One failure in the terminal: the finding first, then where, on whose account, the evidence, and how to repeat it."""
+"""Print one failure in the terminal: finding, place, test and culprit, evidence, and the repeat command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from disttest.results.fold import CollectionError, TestOutcome
 from disttest.results.narrative import describe_ranks, how_failed
 
 MAX_EVIDENCE = 6_000
-"""Characters of a failure's text; the whole of it is in the logs and in the other reports."""
+"""Characters of a failure's text; the logs and the other reports contain all of it."""
 MAX_LOG = 4_096
 """Characters of the end of the culprit's log."""
 
@@ -39,9 +39,9 @@ class FailurePrinter:
     """Prints failures of one run.
 
     Args:
-        console: where to; it decides on colour and width.
-        repository: what files are relative to.
-        results_dir: where its logs are; without it, none is quoted.
+        console: console to print to; it decides on colour and width.
+        repository: repository to which file names are relative.
+        results_dir: directory of the logs; without it, none is quoted.
     """
 
     def __init__(self, console: Console, repository: Repository, *, results_dir: Path | None = None) -> None:
@@ -51,13 +51,13 @@ class FailurePrinter:
         self._in_results = f"{short_path(results_dir)}/" if results_dir else ""
 
     def print_failure(self, group: FailureGroup) -> None:
-        """Print one failure, or one that many tests share."""
+        """Print one failure, or one that several tests share."""
         self._print_lines(self._head(group))
         self._print_evidence("\n\n".join(self._evidence(group.first)))
         self._print_lines(self._foot(group))
 
     def print_collection_error(self, error: CollectionError) -> None:
-        """Print why a file could not be collected."""
+        """Print the reason why a file could not be collected."""
         last = one_line(error.message.strip().rpartition("\n")[2])
         title = f"✗ {one_line(error.nodeid)} could not be collected: {last}"
         self._print_lines([Text(title, style=STYLES["failed"])])
@@ -70,7 +70,7 @@ class FailurePrinter:
     def _head(self, group: FailureGroup) -> Iterator[Text]:
         test = group.first
         style = STYLES[aggregates.classify(test)]
-        # Like a compiler's message, so that editors, and GitHub through our problem matcher, can jump to it.
+        # In the form of a compiler message, so that editors and GitHub's problem matcher can link to the line.
         place = None if test.final.cause is Cause.INFRASTRUCTURE else locate(test, self._repository)
         yield Text(f"{place}: error: {group.message}" if place else f"✗ {group.message}", style=style)
         if len(group.tests) > 1:
@@ -81,7 +81,7 @@ class FailurePrinter:
             yield Text(f"  attempt {earlier.attempt}: {aggregates.finding(earlier)}", style="yellow")
 
     def _evidence(self, test: TestOutcome) -> Iterator[str]:
-        """The culprit's own words; what each rank did, in a line; stacks; the end of the culprit's log."""
+        """Yield the culprit's own text, one line for each rank, stacks, and the end of the culprit's log."""
         result = test.final
         yield from (text for text in [clean(result.details).strip("\n")] if text)
         if found := clean("\n".join(describe_plugins(result))):
@@ -99,13 +99,13 @@ class FailurePrinter:
         return f"end of the log of {rank_name(speaker.rank)}:\n{text}" if speaker and text else ""
 
     def _print_evidence(self, text: str) -> None:
-        """Print what a test or a rank has written: cleaned, cut, indented."""
+        """Print output of a test or a rank: cleaned, shortened, indented."""
         text = shorten(
             clean(text).strip("\n"), MAX_EVIDENCE, whole=f"disttest explain {self._in_results}".strip(" /")
         )
         if not text:
             return
-        # Straight to the file: there is nothing to style, and thousands of lines to write.
+        # Written directly to the file: there may be thousands of lines, and none is styled.
         self._console.file.write("".join(f"    {line}\n" for line in text.splitlines()))
 
     def _foot(self, group: FailureGroup) -> Iterator[Text]:

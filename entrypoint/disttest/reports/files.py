@@ -1,4 +1,4 @@
-"""The one place where a report reaches the disk: all of it or nothing."""
+"""Write a report to disk completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from disttest.safe_open import create_file
 
 
 def write_whole(path: Path, content: str | Callable[[BinaryIO], None]) -> Path:
-    """Write beside ``path`` and rename it into place, so that no reader ever sees half a report.
+    """Write next to ``path`` and rename the file into place, so that no reader sees half a report.
 
     Args:
         path: the report.
-        content: its text; or what writes it piece by piece, so that a large one is never in memory as a whole.
+        content: its text, or a function that writes it in pieces, so that a large one is never in memory as a whole.
     """
-    # Whoever else can write there cannot know its name, nor lead it elsewhere by a link.
+    # A random name, created without following links: another user of the directory can neither guess nor redirect it.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with os.fdopen(create_file(temporary), "wb") as file:

@@ -1,7 +1,7 @@
-"""``junit.xml``: one flat case per test, in the dialect that pytest calls xunit2, plus ``file`` and ``line``.
+"""``junit.xml``: one flat case per test, in pytest's xunit2 dialect, plus ``file`` and ``line``.
 
-It is written a few cases at a time, through the ``junit-xml`` package (see :mod:`disttest.reports.junit_case`); what
-comes out of it passes through :func:`_conform`.
+The ``junit-xml`` package writes it, a few cases at a time (see :mod:`disttest.reports.junit_case`), because a document
+of 100,000 cases takes more memory than the run; :func:`_conform` corrects its output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from disttest.results.recorded import facts_of
 
 COLLECTION_SUITE = "collection"
 CHUNK = 200
-"""Cases that are in memory at once."""
+"""Number of cases in memory at the same time."""
 
 
 def render_junit(run: RunResult, results_dir: Path | None = None) -> str:
@@ -39,11 +39,11 @@ def render_junit(run: RunResult, results_dir: Path | None = None) -> str:
 
 
 def write_junit(run: RunResult, results_dir: Path | None, file: BinaryIO) -> None:
-    """Write the XML document, a few cases at a time, into a file that can be written again from its start.
+    """Write the XML document, a few cases at a time, into a file that can be rewritten from its start.
 
-    Logs are excerpted from ``results_dir``; without it they are left out. The file stays under :data:`MAX_BYTES`:
-    the more tests failed, the less text each of them carries, and in the end tests that passed are a line each.
-    What was cut is stated in the properties of each suite.
+    Logs are excerpted from ``results_dir``; without it they are left out. The file stays below :data:`MAX_BYTES`: with
+    more failures each one carries less text, and finally passed tests are one line each. The properties of each suite
+    state what was cut.
     """
     logs, budgets = LogFolder(results_dir), budgets_for(run)
     for budget in budgets:
@@ -72,7 +72,7 @@ class _Document:
         self.made = Cases(run, logs, budget)
 
     def pieces(self) -> Iterator[bytes]:
-        """The document from its first byte to its last."""
+        """Yield the document from its first byte to its last."""
         suites: dict[str, list[TestOutcome]] = defaultdict(list)
         for test in self.run.tests:
             suites[safe_text(test.test.suite, "tests")].append(test)
@@ -103,7 +103,7 @@ class _Document:
         )
 
     def element_of(self, outcome: TestOutcome) -> str:
-        """The name of the element that says what a test came to; empty for one that passed."""
+        """Return the name of the element for a test's outcome; empty for a passed test."""
         match outcome.final.outcome:
             case Outcome.FAILED:
                 return "failure"
@@ -147,7 +147,7 @@ _NOTHING: _Extras = ({}, [])
 
 
 def _insert_attempts(case: ElementTree.Element, elements: Iterable[ElementTree.Element]) -> None:
-    """Properties first, reruns after the verdict and before what was printed."""
+    """Insert properties first, and reruns between the verdict and the output."""
     for element in elements:
         output = case.find("system-out")
         place = len(case) if output is None else list(case).index(output)
@@ -155,7 +155,7 @@ def _insert_attempts(case: ElementTree.Element, elements: Iterable[ElementTree.E
 
 
 def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
-    """Properties of the run, repeated for every suite since consumers read them there."""
+    """Yield properties of the run; every suite repeats them, because consumers read them there."""
     hardware = run.hardware
     facts = {
         "disttest": run.disttest,
@@ -176,7 +176,7 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
 
 
 class _Sum(NamedTuple):
-    """What the cases of a suite come to, by the names of its attributes."""
+    """Counts of a suite, by the names of its attributes."""
 
     tests: int
     failures: int
@@ -192,14 +192,14 @@ def _total(sums: Collection[_Sum]) -> dict[str, str]:
 
 
 def _around(element: ElementTree.Element) -> tuple[bytes, bytes]:
-    """What stands before and after the children that are still to come."""
+    """Return the text before and after the children that will follow."""
     ElementTree.SubElement(element, "cut")
     before, _, after = ElementTree.tostring(element, encoding="utf-8").partition(b"<cut />")
     return before, after
 
 
 def _cases(cases: list[junit_xml.TestCase], extras: Sequence[_Extras] = ()) -> Iterator[bytes]:
-    """The elements of cases, as the package makes them, in line with the dialect."""
+    """Yield the elements of cases in the dialect."""
     suite: ElementTree.Element = junit_xml.TestSuite("", cases).build_xml_doc()
     for case, (attributes, elements) in zip_longest(suite.iter("testcase"), extras, fillvalue=_NOTHING):
         assert isinstance(case, ElementTree.Element)

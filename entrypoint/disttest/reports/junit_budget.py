@@ -1,4 +1,4 @@
-"""How much text ``junit.xml`` carries: as much as keeps the file small enough for those who load it."""
+"""Amount of text in ``junit.xml``, limited so that consumers can load the file."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from disttest.results.fold import RunResult, TestOutcome
 
 MAX_BYTES = 24_000_000
-"""GitLab takes files under 30 MB."""
+"""GitLab accepts files below 30 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextBudget:
-    """How much text a test case may carry."""
+    """Limits of the text of a test case."""
 
     details: int
     """Characters of a failure's text."""
     bad_log: int
-    """Bytes of each rank's log, for a test that failed."""
+    """Bytes of each rank's log for a failed test."""
     good_log: int
-    """The same for a test that passed."""
+    """The same for a passed test."""
 
     lines_for_good: bool = False
-    """A test that passed says nothing but that it did: neither are its logs attached."""
+    """Whether a passed test is a single line, without attached logs."""
     cut: str = ""
-    """What the reader misses, in words."""
+    """Description of the parts that are left out."""
 
     def scaled(self, factor: float, *, lines_for_good: bool = False) -> TextBudget:
-        """The same with less of everything."""
+        """Scale all limits down."""
         cut = "texts of failures and logs" if factor else "most text of failures, all text of logs"
         return TextBudget(
             details=int(self.details * factor) + 500,
@@ -40,7 +40,7 @@ class TextBudget:
 
 
 def budgets_for(run: RunResult) -> list[TextBudget]:
-    """Return what to try, from the richest to the poorest; the last one is the last resort."""
+    """Return the budgets to try, from the richest to the poorest, which is the last resort."""
     fair = _fair_budget(run)
     poorest = fair.scaled(0.0, lines_for_good=True)
     if _least_bytes(run) > MAX_BYTES:
@@ -49,7 +49,7 @@ def budgets_for(run: RunResult) -> list[TextBudget]:
 
 
 def _least_bytes(run: RunResult) -> int:
-    """What the cases take at least while every log is attached; the markup of a case is some 150 bytes."""
+    """Estimate the minimum size with every log attached; the markup of a case takes about 150 bytes."""
     return sum(
         len(outcome.test.name)
         + len(outcome.test.classname)
@@ -73,5 +73,5 @@ def _fair_budget(run: RunResult) -> TextBudget:
 
 
 def has_failed(test: TestOutcome) -> bool:
-    """Whether any attempt of a test did."""
+    """Whether any attempt of a test failed."""
     return any(attempt.outcome.is_bad for attempt in test.attempts)

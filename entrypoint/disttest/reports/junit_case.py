@@ -1,8 +1,8 @@
-"""One case of ``junit.xml``: what a test came to, in the elements that consumers know.
+"""One case of ``junit.xml``: the outcome of a test in elements that consumers know.
 
-The ``junit-xml`` package builds them. It has defects (an error without text is written as a pass, a lone surrogate
-breaks the file, a time of zero disappears, equal names are not told apart), so everything that goes into it passes
-through :func:`safe_text` and :func:`safe_seconds`.
+The ``junit-xml`` package builds them. It has defects: an error without text becomes a pass, a lone surrogate breaks the
+file, a time of zero disappears, and equal names stay equal. All values therefore pass through :func:`safe_text` and
+:func:`safe_seconds`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _ATTRIBUTE = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 class Cases:
-    """Makes the cases of one run, as long as there is room for their texts."""
+    """Builds the cases of one run within a text budget."""
 
     def __init__(self, run: RunResult, logs: LogFolder, budget: TextBudget) -> None:
         self.run = run
         self.logs = logs
         self.budget = budget
         self.seen: Counter[int] = Counter()
-        """Hashes of names that were given, since the names themselves would be a copy of half the run."""
+        """Hashes of the names in use; the names themselves would copy half of the run."""
         self.repository = Repository.of(run)
         root = Path(run.root)
         self.root = root if run.root and root.is_dir() else None
 
     def case(self, outcome: TestOutcome) -> junit_xml.TestCase:
-        """The case of a test; its attempts before the last are elements of their own."""
+        """Build the case of a test; its earlier attempts become separate elements."""
         test = outcome.test
         classname, name = self._unique(
             safe_text(test.classname, test.suite), safe_text(test.name, test.nodeid)
@@ -65,7 +65,7 @@ class Cases:
         return case
 
     def _line(self, outcome: TestOutcome, file: str) -> int:
-        """Where a test failed, if that is in its own file; else where it begins."""
+        """Return the line of the failure if it is in the test's own file, otherwise the first line of the test."""
         place = locate(outcome, self.repository) if outcome.final.outcome.is_bad else None
         return place.line if place and place.file == file else max(1, outcome.test.line)
 
@@ -91,7 +91,7 @@ class Cases:
                 pass
 
     def collection_case(self, error: CollectionError) -> junit_xml.TestCase:
-        """The case of a file that could not be collected."""
+        """Build the case of a file that could not be collected."""
         path, _, _ = error.nodeid.partition("::")
         classname, name = self._unique("collection", safe_text(error.nodeid, "collection"))
         file = self._source(path)
@@ -107,14 +107,17 @@ class Cases:
         return case
 
     def _unique(self, classname: str, name: str) -> tuple[str, str]:
-        """Tell equal names apart: consumers keep one of two, or take them for runs of one test."""
+        """Make names unique: consumers drop one of two equal names, or merge them."""
         key = hash((classname, name))
         self.seen[key] += 1
         seen = self.seen[key]
         return (classname, name) if seen == 1 else self._unique(classname, f"{name} #{seen}")
 
     def _source(self, file: str) -> str | None:
-        """``file`` in the repository if it can be shown beside the code: relative, below the root, not known to be missing."""
+        """Return ``file`` for display next to the code, or None.
+
+        It must be relative, below the root, and not known to be missing.
+        """
         path = PurePosixPath(clean(file))
         if not file or path.is_absolute() or ".." in path.parts:
             return None
@@ -123,7 +126,7 @@ class Cases:
         return self.repository.relative(str(path)) or str(path)
 
     def _body(self, outcome: TestOutcome, result: TestResult | None = None) -> str:
-        """The text of a failure: the finding, the details, what the other ranks say, and how to repeat it."""
+        """Build the text of a failure: finding, details, other ranks, and the repeat command."""
         result = result or outcome.final
         found = clean("\n".join(describe_plugins(result)))
         parts = [clean(result.message), *_labels(result), *evidence(result), found]
@@ -152,7 +155,8 @@ class Cases:
 
     def _log_excerpt(self, attempt: TestResult, rank: RankRecord) -> Iterator[str]:
         budget = self.budget.bad_log if attempt.outcome.is_bad else self.budget.good_log
-        if budget < 200:  # a few words of a log explain nothing; the whole of it is attached
+        # A few words of a log explain nothing; the whole log is attached.
+        if budget < 200:
             return
         excerpt = self.logs.excerpt(rank.log, head_bytes=budget // 4, tail_bytes=budget - budget // 4)
         if excerpt and str(excerpt).strip():
@@ -166,12 +170,12 @@ class Cases:
                     yield f"[[ATTACHMENT|{rank.log}]]"
 
     def attributes(self, outcome: TestOutcome) -> dict[str, str]:
-        """The attributes that the test asked for with ``record_xml_attribute``."""
+        """Return the attributes that the test set with ``record_xml_attribute``."""
         facts = facts_of(outcome.final, FactKind.ATTRIBUTE)
         return {name: safe_text(value) for name, value in facts.items() if _ATTRIBUTE.fullmatch(name)}
 
     def extras(self, outcome: TestOutcome) -> Iterator[ElementTree.Element]:
-        """Properties, then earlier attempts, in the elements of Maven's Surefire, which consumers of reruns read."""
+        """Yield properties, then earlier attempts as Maven Surefire's elements, which consumers of reruns read."""
         facts = facts_of(outcome.final, FactKind.PROPERTY)
         if len(outcome.attempts) > 1:
             facts["disttest.attempts"] = str(len(outcome.attempts))
@@ -193,7 +197,7 @@ class Cases:
 
 
 def safe_text(text: str | bytes, default: str = "", *, limit: int = MAX_TEXT) -> str:
-    """Text that the package can be given: cleaned, bounded, and never empty where a default is given."""
+    """Return text that the package accepts: cleaned, bounded, and not empty if there is a default."""
     return shorten(clean(text), limit).strip() or (clean(default).strip() or "-" if default else "")
 
 
@@ -205,12 +209,12 @@ def _properties(facts: Mapping[str, str]) -> ElementTree.Element:
 
 
 def safe_seconds(seconds: float) -> float:
-    """A time that the package does not drop: zero, negative and unknown become the shortest one."""
+    """Return a time that the package does not drop: invalid and tiny values become the shortest one."""
     return round(seconds, 3) if SHORTEST_S <= seconds < 1e9 else SHORTEST_S
 
 
 def _message(result: TestResult, limit: int = 400) -> str:
-    """One line, never empty: the package writes a failure that has neither message nor text as a pass."""
+    """Return a line that is never empty: the package writes a failure without message and text as a pass."""
     return one_line(result.message, limit) or str(result.outcome)
 
 
@@ -226,5 +230,5 @@ def _labels(result: TestResult) -> list[str]:
 
 
 def _unattached(text: str) -> str:
-    """A log must not be able to attach files: publishers copy what such a line names."""
+    """Defuse attachment lines in a log: publishers copy the files that such lines name."""
     return text.replace("[[ATTACHMENT|", "[[ATTACHMENT |")

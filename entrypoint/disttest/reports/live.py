@@ -1,4 +1,4 @@
-"""The live view of a run: what needs a reader's eye scrolls by, and below stay the bar and the worlds of now."""
+"""Live view of a run: important events scroll by above a progress bar and the running worlds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from disttest.results.events import AnyEvent, CollectionFailed, Noted, TestFinis
 
 
 class LiveView:
-    """For a terminal: failures scroll by as they come, and below stay the bar and the worlds that run now."""
+    """View for a terminal: failures scroll by, with the progress bar and the running worlds below."""
 
     tells_failures = False
 
@@ -30,13 +30,13 @@ class LiveView:
         self._live: Live | None = None
         self._drawn_at_s = 0.0
         self._shown_at_s = 0.0
-        # The line that pytest has begun, on its output and on its error output.
+        # Unfinished lines of pytest's output and error output.
         self._cut = {False: "", True: ""}
-        # Somebody talks to the user directly; the view waits for the next event.
+        # Whether a prompt is visible; the view then waits for the next event.
         self._steps_aside = False
 
     def take(self, event: AnyEvent) -> None:
-        """Show what an event says."""
+        """Show an event."""
         self._progress.take(event)
         self._steps_aside = False
         match event:
@@ -57,7 +57,7 @@ class LiveView:
             self._refresh()
 
     def show(self, text: str, *, error: bool) -> None:
-        """Let what pytest printed scroll by; its errors, where they go elsewhere, go there."""
+        """Print pytest's output above the view; errors go to stderr if that is redirected."""
         if error and not sys.stderr.isatty():
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -71,7 +71,7 @@ class LiveView:
             self._say(Text.from_ansi(whole))
 
     def tick(self, now_s: float) -> None:
-        """Let the seconds of the running tests go on."""
+        """Advance the times of running tests."""
         self._progress.now_s = max(self._progress.now_s, now_s)
         if any(self._cut.values()) and now_s - self._shown_at_s >= PROMPT_S:
             self._step_aside()
@@ -79,7 +79,7 @@ class LiveView:
             self._refresh()
 
     def close(self) -> None:
-        """Remove the view; what scrolled by stays."""
+        """Remove the view; the lines above it stay."""
         for error, text in self._cut.items():
             self._cut[error] = ""
             if text:
@@ -104,7 +104,7 @@ class LiveView:
         self._console.file.flush()
 
     def _step_aside(self) -> None:
-        """Somebody waits for an answer: take the view away, and hand on what is said as it is."""
+        """Remove the view while a process waits for an answer, and pass its output on unchanged."""
         self._stop()
         self._steps_aside = True
         for error, text in self._cut.items():
@@ -131,7 +131,7 @@ class LiveView:
 
 
 def render_live(progress: Progress, *, height: int) -> RenderableType:
-    """Return the lower part of the live view: at most ``height`` lines less a few, whatever runs."""
+    """Render the lower part of the live view, a few lines less than ``height``."""
     lines: list[RenderableType] = []
     if progress.tests:
         bar = Table.grid(expand=True)
@@ -157,7 +157,7 @@ Cells = tuple[Text, Text, Text]
 
 
 def _running(progress: Progress) -> list[tuple[float, Cells]]:
-    """When it began, and its line, for each test that runs and for each world that has none now; oldest first."""
+    """Return start time and cells of each running test and each idle world, oldest first."""
     busy = {entry.world_id for entry in progress.running.values()}
     lines = [(entry.started_at_s, _test_cells(entry, progress)) for entry in progress.running.values()]
     lines += [
@@ -190,7 +190,7 @@ def _world_cells(world: RunningWorld, progress: Progress) -> Cells:
 
 
 def _short(slots: tuple[str, ...]) -> str:
-    """``gpu:0,1,2`` for three slots of one kind."""
+    """Format the names of slots: ``gpu:0,1,2`` for three slots of one kind."""
     kinds: dict[str, list[str]] = {}
     for slot in slots:
         kind, _, number = slot.partition(":")

@@ -1,4 +1,4 @@
-"""Where in the user's code a test failed: the innermost line that is theirs, of the culprit or of who waits for it."""
+"""Find the user's line where a test failed: the innermost one of the culprit, or of a rank that waits for it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from disttest.reports.text import clean
 from disttest.results.events import RunStarted
 from disttest.results.fold import RunResult, TestOutcome
 
-# pytest: "tests/test_x.py:19: AssertionError", each frame in turn, innermost last.
+# pytest: "tests/test_x.py:19: AssertionError" for each frame, innermost last.
 _PYTEST = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d{1,9}): ", re.MULTILINE)
 # Python: '  File "x.py", line 3, in f', innermost last. faulthandler: without the comma, innermost first.
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9})(?P<comma>,?) in ', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread)\b", re.MULTILINE)
-# Between torch and the user, wherever this package lies: below their repository, too.
+# disttest's frames between torch and the user; the package may be inside the user's repository.
 _OURS = re.compile(r"/disttest/(runtime|observe)/")
 _FOREIGN = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A line of code, the file relative to the root of the repository."""
+    """A line of code; the file is relative to the root of the repository."""
 
     file: str
     line: int
@@ -36,18 +36,18 @@ class Location:
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """Maps paths of the run (which may have been in a container) to paths in the repository."""
+    """Maps paths of the run, which may have been in a container, to paths in the repository."""
 
     root: str
-    """Root directory of the run, as it was seen there: files of tests are relative to it."""
+    """Root directory of the run; files of tests are relative to it."""
     top: str = ""
-    """Root of the repository, as it was seen there; empty if it is the same."""
+    """Root of the repository as the run saw it; empty if it is the same."""
     cwd: str = ""
-    """Where the run was started, as it was seen there: files of tracebacks are relative to it; empty if it is the root."""
+    """Start directory of the run; files of tracebacks are relative to it. Empty if it is the root."""
 
     @classmethod
     def of(cls, run: RunResult | RunStarted) -> Repository:
-        """The repository that a run has tested."""
+        """Return the repository that a run has tested."""
         return cls(root=run.root, top=run.invocation.workspace, cwd=run.invocation.cwd)
 
     def relative(self, file: str) -> str | None:
@@ -55,7 +55,7 @@ class Repository:
         return self._inside(file, self.root)
 
     def traced(self, file: str) -> str | None:
-        """The same for the file of a traceback."""
+        """Return the file of a traceback relative to the top of the repository; None if it is not the user's."""
         return self._inside(file, self.cwd or self.root)
 
     def _inside(self, file: str, base: str) -> str | None:
@@ -69,7 +69,7 @@ class Repository:
 
 
 def locate(test: TestOutcome, repository: Repository) -> Location | None:
-    """Return the line to show beside the code; the test's first line if nothing better is known."""
+    """Return the line to show next to the code; the test's first line if no better one is known."""
     texts = [*_words(test.final)]
     frames = (frame for text in texts for frame in _innermost(text, test.test.file, repository))
     file = repository.relative(test.test.file) if test.test.file else None
@@ -78,7 +78,7 @@ def locate(test: TestOutcome, repository: Repository) -> Location | None:
 
 
 def source_line(test: TestOutcome, repository: Repository) -> str:
-    """The code of that line, as the traceback or the stacks have it; empty where they have not."""
+    """Return the code of that line from the traceback or the stacks; empty if they do not contain it."""
     place = locate(test, repository)
     if place is None:
         return ""
@@ -93,13 +93,13 @@ def source_line(test: TestOutcome, repository: Repository) -> str:
 
 
 def _code_below(text: str, match: re.Match[str]) -> str:
-    """The line after a frame, if it is code, which Python indents by two more."""
+    """Return the line after a frame if it is code, which Python indents by two more characters."""
     below = text[match.end() :].partition("\n")[2].partition("\n")[0]
     return below.strip() if below.startswith("    ") and not _FRAME.match(below) else ""
 
 
 def _code_at(text: str, match: re.Match[str]) -> str:
-    """An entry in full has its place below the code, which is marked; a short one has it above."""
+    """Return the code of pytest's entry: marked above the place in a full entry, below it in a short one."""
     if text.startswith("in ", match.end()):
         return next(iter(text[match.end() :].splitlines()[1:2]), "").strip()
     above = reversed(text[: match.start()].splitlines())
@@ -107,7 +107,7 @@ def _code_at(text: str, match: re.Match[str]) -> str:
 
 
 def _words(result: TestResult) -> Iterator[str]:
-    """What the culprit left behind, the most telling first."""
+    """Yield the culprit's texts, the most informative first."""
     rank = _accused(result)
     if rank is not None:
         waited = rank.hung or not rank.details
@@ -116,7 +116,7 @@ def _words(result: TestResult) -> Iterator[str]:
 
 
 def _accused(result: TestResult) -> RankRecord | None:
-    """The culprit; where it has left without one word, those that wait for it show what it did not do."""
+    """Return the culprit; if it left no text, a rank that waits for it shows the missing call."""
     named = [
         rank for rank in result.ranks if rank.rank == result.culprit and rank.outcome is not Outcome.PASSED
     ]
@@ -131,13 +131,13 @@ def _innermost(text: str, test_file: str, repository: Repository) -> Iterator[Lo
         yield entries[-1]
     threads = [_frames(thread, repository) for thread in _THREAD.split(text)]
     mine = repository.relative(test_file) if test_file else None
-    # The thread that runs the test comes before others that happen to be in the user's code.
+    # The thread that runs the test comes before other threads inside the user's code.
     threads.sort(key=lambda frames: all(frame.file != mine for frame in frames))
     yield from (frames[0] for frames in threads if frames)
 
 
 def _frames(thread: str, repository: Repository) -> list[Location]:
-    """The user's own frames of one thread, innermost first."""
+    """Return the user's frames of one thread, innermost first."""
     matches = list(_FRAME.finditer(thread))
     if any(match["comma"] for match in matches):
         matches.reverse()

@@ -1,4 +1,4 @@
-"""Looks into the rank logs below a results directory: excerpts of bounded size, whatever lies there."""
+"""Read excerpts of limited size from the rank logs in a results directory, whatever is there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from disttest.reports.text import clean, size
 from disttest.results.narrative import without_stacks
 from disttest.safe_open import Tree
 
-# Bytes of a log's end that are read for what stands before the stacks there.
+# Bytes of a log's end that are searched for text before appended stacks.
 _READ = 64 * 1024
 
 
@@ -22,7 +22,7 @@ class Excerpt:
     head: str
     tail: str = ""
     cut_bytes: int = 0
-    """How much is missing between the two."""
+    """Number of bytes missing between the two."""
 
     def __str__(self) -> str:
         if not self.cut_bytes:
@@ -31,7 +31,7 @@ class Excerpt:
 
 
 class LogFolder:
-    """The logs of one run; ``None`` as the root stands for a run whose logs are not at hand."""
+    """The logs of one run; ``None`` as root if they are not available."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root or Path()
@@ -40,7 +40,7 @@ class LogFolder:
             self._tree = Tree(root) if root else None
 
     def path(self, log: str) -> Path | None:
-        """The regular file that ``log`` names, or None: missing, a pipe, a link, or outside the results directory."""
+        """Return the regular file named ``log``; None if it is missing, a pipe, a link, or outside the directory."""
         fd = self._open(log)
         if fd is None:
             return None
@@ -56,7 +56,7 @@ class LogFolder:
             return None
 
     def excerpt(self, log: str, *, head_bytes: int, tail_bytes: int) -> Excerpt | None:
-        """Read the two ends of a log; None if there is none, or it cannot be read."""
+        """Read the two ends of a log; None if it is missing or unreadable."""
         fd = self._open(log)
         if fd is None:
             return None
@@ -68,7 +68,7 @@ class LogFolder:
             os.close(fd)
 
     def own_words(self, log: str, limit: int) -> str:
-        """The end of what a rank has printed itself, in at most so many characters; empty if there is nothing."""
+        """Return the end of a rank's own output, up to ``limit`` characters; empty if there is none."""
         excerpt = self.excerpt(log, head_bytes=0, tail_bytes=_READ)
         text = without_stacks(excerpt.tail or excerpt.head) if excerpt else ""
         return text if len(text) <= limit else text[-limit:].partition("\n")[2] or text[-limit:]
@@ -84,7 +84,7 @@ def _read_ends(fd: int, *, head_bytes: int, tail_bytes: int) -> Excerpt:
 
 
 def _whole_lines(block: bytes, *, keep_start: bool) -> bytes:
-    """Cut at a line's border if one is near, so that neither characters nor escape sequences are split."""
+    """Cut at a line border if one is near, so that neither characters nor escape sequences are split."""
     if keep_start:
         border = block.rfind(b"\n") + 1
         return block[:border] if border > len(block) // 2 else block

@@ -1,4 +1,4 @@
-"""Outputs of a GitHub step: what later steps of a workflow decide on."""
+"""Outputs of a GitHub step, for later steps of a workflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disttest.reports.write import reporters
 from disttest.results.fold import RunResult
 
 OUTPUT_LIMIT = 200_000
-"""Characters of the list of failed tests: all outputs of a job share a megabyte."""
+"""Maximum size of the list of failed tests: all outputs of a job share a megabyte."""
 
 OUTPUTS = {
     "conclusion": "success, failure, cancelled, timed-out, infrastructure, empty or error.",
@@ -34,7 +34,7 @@ OUTPUTS = {
     "failed-tests": "Ids of the tests that failed, as a JSON list.",
     "gpu-minutes": "Minutes of GPU time that tests held.",
 }
-"""Output -> what it says. The action's outputs are these."""
+"""Output -> description; these are the outputs of the action."""
 
 _CONCLUSIONS = {
     ExitCode.PASSED: "success",
@@ -50,14 +50,14 @@ _CONCLUSIONS = {
 
 
 def conclude(exit_code: int) -> str:
-    """The conclusion that an exit code stands for."""
+    """Return the conclusion for an exit code."""
     if exit_code > 128:
         return "cancelled"
     return _CONCLUSIONS.get(ExitCode(exit_code), "error") if exit_code in set(ExitCode) else "error"
 
 
 def run_outputs(run: RunResult, results_dir: Path, exit_code: int) -> dict[str, str]:
-    """Outputs of a run whose reports have been written."""
+    """Return the outputs of a run whose reports have been written."""
     counts = tally(run)
     return {
         **_ending(exit_code),
@@ -78,12 +78,12 @@ def run_outputs(run: RunResult, results_dir: Path, exit_code: int) -> dict[str, 
 
 
 def failure_outputs(exit_code: int) -> dict[str, str]:
-    """Outputs where no test ran: a container engine or a scheduler that refused, a request that makes no sense."""
+    """Return the outputs if no test ran: a container engine or a scheduler refused, or the request was invalid."""
     return {**_ending(exit_code), "failed-tests": "[]"}
 
 
 def _ending(exit_code: int) -> dict[str, str]:
-    """The outputs that the exit code decides: a repetition elsewhere changes nothing about a cancelled run or a failed test."""
+    """Return the outputs that the exit code determines."""
     conclusion = conclude(exit_code)
     return {
         "conclusion": conclusion,
@@ -93,13 +93,13 @@ def _ending(exit_code: int) -> dict[str, str]:
 
 
 def _path(results_dir: Path, format_name: str) -> str:
-    """The file of a report; empty if the run left its plugin out."""
+    """Return the file of a report; empty if the run disabled its plugin."""
     reporter = reporters().get(format_name)
     return str(results_dir / reporter.file_name) if reporter else ""
 
 
 def _ids(nodeids: list[str]) -> str:
-    """The list as JSON, cut at whole entries."""
+    """Encode the list as JSON, cut at whole entries."""
     kept, size = [], 2
     for nodeid in nodeids:
         size += len(msgspec.json.encode(nodeid)) + 1
@@ -110,14 +110,17 @@ def _ids(nodeids: list[str]) -> str:
 
 
 def publish_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Write outputs for the step, where there is one."""
+    """Write the outputs of the step, if this is one."""
     if file := environ.get("GITHUB_OUTPUT"):
         for name, value in outputs.items():
             github.write_output(Path(file), name, value)
 
 
 def publish_summary(run: RunResult, results_dir: Path, environ: Mapping[str, str]) -> None:
-    """Show the summary on the page of the workflow's run, where there is one: without links, as no logs lie beside it."""
+    """Show the summary on the page of the workflow run, if this is one.
+
+    It has no links, because the logs are not available there.
+    """
     from disttest.reports.summary import render_summary
 
     file, written = environ.get("GITHUB_STEP_SUMMARY"), Path(_path(results_dir, "summary"))

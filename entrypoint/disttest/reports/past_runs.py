@@ -1,4 +1,4 @@
-"""Earlier runs, as far as the reports of a later one show them: their figures, and the outcome of each test."""
+"""Earlier runs in the form that reports of a later run show: their figures, and the outcome of each test."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Point:
     """One run in a trend."""
 
     label: str
-    """When it started, in UTC."""
+    """Start of the run, in UTC."""
     run_id: str
     green: bool
     tests: int
     duration_s: float
     bad: int
     flake_rate: float
-    """Flaky tests among those that ran, 0 to 1."""
+    """Share of flaky tests among those that ran, 0 to 1."""
     infrastructure_rate: float
-    """Tests that failed because of the machine, among those that ran, 0 to 1."""
+    """Share of tests that failed because of the machine, among those that ran, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +44,21 @@ class PastRun:
 
     @property
     def name(self) -> str:
-        """The commit; without one, the date."""
+        """The commit, or the date without one."""
         return self.commit[:SHOWN_COMMIT] or when(self.started_at_s)
 
 
 def when(at_s: float) -> str:
-    """A moment as reports show it, in UTC."""
+    """Format a time as reports show it, in UTC."""
     return datetime.fromtimestamp(max(0.0, at_s), UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def words_of_streak(past: Sequence[tuple[str, str]], *, is_red: bool) -> str:
-    """Where the latest failures of a test began: ``red since 1a2b3c4d5e (3 runs), last passed at 5f6a7b8c9d``.
+    """Describe where the latest failures of a test began: ``red since 1a2b3c4d5e (3 runs), last passed at 5f6a7b8c9d``.
 
     Args:
-        past: kind and name of each earlier run of the test, the oldest first.
-        is_red: whether it fails now. A test that does not has no such words.
+        past: kind and name of each earlier run of the test, oldest first.
+        is_red: whether it fails now; otherwise the result is empty.
     """
     ran = [(kind, name) for kind, name in past if kind in (*RED, *GREEN)]
     if not is_red or not ran:

@@ -1,4 +1,4 @@
-"""The tables that plugins add to the reports of a run."""
+"""Tables that plugins add to the reports of a run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from disttest.results.fold import RunResult
 
 
 def tables_by_section(run: RunResult, most: int) -> list[tuple[str, list[ReportTable]]]:
-    """Section -> its tables.
+    """Group the tables by section.
 
     Args:
         run: the run.
-        most: tables that are shown, the first ones.
+        most: maximum number of tables.
     """
     found = (table for _, table in plugin_manager().items("disttest_report_tables", ReportTable, run=run))
     return [

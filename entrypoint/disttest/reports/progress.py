@@ -1,4 +1,4 @@
-"""What is known of a run while it lasts, and the line that says it."""
+"""Progress of a run, and the line that describes it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from disttest.results.events import (
 from disttest.results.fold import TestOutcome
 
 Expect = Callable[[TestCase], float]
-"""How many seconds a test is expected to take, by the timings of earlier runs."""
+"""Returns the expected duration of a test in seconds, from the timings of earlier runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A test that runs now."""
+    """A running test."""
 
     test: TestCase
     started_at_s: float
@@ -40,7 +40,7 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningWorld:
-    """A world that lives now, whether or not a test runs in it."""
+    """A living world, with or without a running test."""
 
     shape: WorldShape
     slots: tuple[str, ...]
@@ -49,36 +49,36 @@ class RunningWorld:
 
 @dataclass(kw_only=True)
 class Progress:
-    """What is known of a run so far; without ``expect`` nothing is known from earlier runs."""
+    """Progress of a run; without ``expect`` no durations of earlier runs are known."""
 
     expect: Expect | None = None
     expected_s: dict[str, float] = field(default_factory=dict)
-    """Node id -> what is expected of it."""
+    """Node id -> expected duration."""
     root: str = ""
     began: RunStarted | None = None
-    """The command's word, which knows what the user asked; the controller's follows."""
+    """First event of the command, which has the user's request; the controller's follows."""
     started_at_s: float = 0.0
-    """When the tests began: everything is collected."""
+    """Start of the tests, after collection."""
     now_s: float = 0.0
     tests: dict[str, TestCase] = field(default_factory=dict)
     attempts: dict[str, list[TestResult]] = field(default_factory=dict)
     running: dict[str, Running] = field(default_factory=dict)
     worlds: dict[str, RunningWorld] = field(default_factory=dict)
-    """World id -> world, of those that live now."""
+    """World id -> living world."""
     not_collected: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STYLES, 0))
-    """How many tests came to what so far, by the names of :class:`digest.Tally`."""
+    """Number of tests by kind, as in :class:`aggregates.Tally`."""
     waiting: Counter[str] = field(default_factory=Counter)
-    """Suite -> tests that have no result yet."""
+    """Suite -> number of tests without a result."""
     spent_s: float = 0.0
-    """All finished attempts together."""
+    """Duration of all finished attempts together."""
     left_known_s: float = 0.0
-    """Expected seconds of the tests that have no result yet and are known from earlier."""
+    """Expected duration of the tests without a result that earlier runs know."""
     left_unknown: int = 0
-    """Tests that have no result yet and are not known."""
+    """Number of tests without a result that earlier runs do not know."""
 
     def take(self, event: AnyEvent) -> None:
-        """Learn from an event."""
+        """Update from an event."""
         self.now_s = max(self.now_s, event.at_s)
         match event:
             case RunStarted():
@@ -108,7 +108,7 @@ class Progress:
                 pass
 
     def outcome(self, nodeid: str) -> TestOutcome | None:
-        """Return what a test has come to so far; None if it is not known, or has no attempt behind it."""
+        """Return the outcome of a test so far; None if the test is unknown or has no attempt."""
         test, attempts = self.tests.get(nodeid), self.attempts.get(nodeid)
         return TestOutcome(test=test, attempts=tuple(attempts)) if test and attempts else None
 
@@ -144,29 +144,29 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Number of tests that have a result."""
+        """Number of tests with a result."""
         return sum(self.counts.values())
 
     def left_s(self) -> float | None:
-        """Return the estimated seconds to the end; None while there is nothing to go by."""
+        """Estimate the seconds to the end; None without a basis."""
         elapsed_s = self.now_s - self.started_at_s
         if elapsed_s <= 0 or self.spent_s <= 0 or not self.done:
             return None
-        # A test that nobody knows takes as long as those did that are done.
+        # An unknown test is expected to take as long as the average finished one.
         work_s = self.left_known_s + self.left_unknown * self.spent_s / self.done
         work_s -= sum(self.now_s - running.started_at_s for running in self.running.values())
-        # As many tests at once as there have been so far.
+        # As many tests run at the same time as on average so far.
         return max(0.0, work_s) / max(1.0, self.spent_s / elapsed_s)
 
 
 def attempt_line(result: TestResult) -> Text:
-    """One line for an attempt that failed and will be followed by another."""
+    """Format the line of an attempt that failed and will be followed by another one."""
     text = f"↻ {one_line(result.nodeid)} failed at attempt {result.attempt}, tried again: {aggregates.finding(result)}"
     return Text(text, style=STYLES["flaky"])
 
 
 def status_line(progress: Progress) -> Text:
-    """Return the counts, the time so far, and the time left."""
+    """Return the counts, the elapsed time, and the remaining time."""
     tests, done, counts = len(progress.tests), progress.done, progress.counts
     line = Text(f"{done:,}/{tests:,}" if tests else "collecting")
     for kind in ("failed", "infrastructure", "flaky", "skipped", "not_run"):

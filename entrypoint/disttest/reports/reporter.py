@@ -1,4 +1,4 @@
-"""A report, and a table of a report, as the core and plugins make them."""
+"""Interface of reports and report tables, for the core and for plugins."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from disttest.reports.past_runs import PastRun
 from disttest.results.fold import RunResult, TestOutcome
 
 Write = Callable[[RunResult, Path, Sequence[PastRun], BinaryIO], None]
-"""Writes one report of a run into an open file; gets the results directory and earlier runs, too."""
+"""Writes one report of a run into an open file, given the results directory and earlier runs."""
 
 
 class Reporter(NamedTuple):
-    """A format of reports."""
+    """A report format."""
 
     file_name: str
-    """In the results directory."""
+    """Name of the file in the results directory."""
     write: Write
     load: Callable[[], None] = lambda: None
-    """Imports what writing needs. It is called while tests run, so that the end of the run does not wait for it."""
+    """Imports the modules for writing; called during the tests, so that the end of the run does not wait."""
 
 
 class Cell(Frozen):
@@ -30,32 +30,32 @@ class Cell(Frozen):
     letter: str
     """One character, for the terminal and the page."""
     meaning: str
-    """The letter in a word; empty if there is nothing to explain."""
+    """Meaning of the letter; empty if it needs no explanation."""
     is_bad: bool = False
     test: TestOutcome | None = None
-    """The test that the page opens; None: it opens none."""
+    """The test that the page opens for the cell; None if it opens none."""
 
 
 class ReportTable(Frozen):
     """A table of letters: a heading and a row of cells for each line."""
 
     section: str
-    """The section of the page that shows it. Tables of one section follow each other."""
+    """Section of the page that shows it; tables of one section follow each other."""
     title: str
     intro: str
-    """The meaning of a cell, in a sentence."""
+    """Meaning of a cell, in a sentence."""
     corner: str
-    """The heading of the first column: ``rank``."""
+    """Heading of the first column: ``rank``."""
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
-    """The heading and the cells of each row."""
+    """Heading and cells of each row."""
     legend: tuple[tuple[str, str], ...] = ()
-    """Letter and meaning, for those that are explained below."""
+    """Letter and meaning, for letters that are explained below the table."""
 
     def lines(self, most: int = 100) -> Sequence[str]:
-        """The table as text.
+        """Return the table as text.
 
         Args:
-            most: cells that are shown of a row, the first ones.
+            most: maximum number of cells in a row.
         """
         lines = []
         for heading, cells in self.rows:

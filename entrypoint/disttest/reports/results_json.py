@@ -1,4 +1,4 @@
-"""``results.json``: the aggregate itself, and the schema that describes it."""
+"""``results.json``: the aggregate itself, and its schema."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SCHEMA_ID = f"disttest-results-v{SCHEMA_VERSION}.schema.json"
 
 
 def results_json_pieces(run: RunResult) -> Iterator[bytes]:
-    """Yield the run as indented JSON that the schema of :func:`results_schema` accepts.
+    """Yield the run as indented JSON that conforms to :func:`results_schema`.
 
-    In pieces, one for each test and world: a large run is never in memory a second time.
+    There is one piece for each test and world, so that a large run is never in memory a second time.
     """
-    # Defaults are left out of the file, but never the version, which says how to read the rest.
+    # Default values are omitted, but never the version, which determines how to read the rest.
     rest = msgspec.structs.replace(run, tests=(), worlds=())
     fields = {"schema_version": run.schema_version, **msgspec.to_builtins(rest)}
     large: dict[str, Sequence[msgspec.Struct]] = {"tests": run.tests, "worlds": run.worlds}
@@ -52,27 +52,28 @@ def _list_pieces(items: Iterable[msgspec.Struct]) -> Iterator[bytes]:
 def _encoded(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a lone surrogate somewhere: UTF-8 has no way to say it
+    # UTF-8 cannot encode a lone surrogate.
+    except UnicodeEncodeError:
         return msgspec.json.encode(_encodable(msgspec.to_builtins(value)))
 
 
 def _indented(encoded: bytes, depth: int) -> bytes:
-    # No string of JSON holds a newline, so every one there is ends a line.
+    # JSON strings contain no newline, so every newline ends a line.
     return msgspec.json.format(encoded, indent=1).replace(b"\n", b"\n" + b" " * depth)
 
 
 def load_results_json(text: str | bytes) -> RunResult:
-    """Read back what :func:`results_json_pieces` gave.
+    """Read the output of :func:`results_json_pieces`.
 
     Raises:
-        msgspec.ValidationError: it is JSON, but not of this schema.
-        msgspec.DecodeError: it is not JSON.
+        msgspec.ValidationError: the text is JSON, but does not conform to the schema.
+        msgspec.DecodeError: the text is not JSON.
     """
     return msgspec.json.decode(text, type=RunResult)
 
 
 def results_schema() -> dict[str, Any]:
-    """Return the JSON schema (2020-12) of ``results.json``, each field with what the code says of it."""
+    """Return the JSON schema (2020-12) of ``results.json``; field descriptions come from the code."""
     schema = msgspec.json.schema(RunResult)
     whole = schema["$defs"]["RunResult"]
     whole["required"].append("schema_version")
@@ -90,7 +91,7 @@ def results_schema() -> dict[str, Any]:
 
 
 def _field_docs(kind: type) -> Iterator[tuple[str, str]]:
-    """The strings below the fields of a class, by field; nothing at run time keeps them."""
+    """Yield the docstrings of a class's fields, which exist only in the source."""
     (definition,) = ast.parse(inspect.getsource(kind)).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     for field, below in pairwise(body):
@@ -103,7 +104,7 @@ def _field_docs(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def render_schema() -> str:
-    """Return the schema as it is published in the documentation."""
+    """Return the schema as published in the documentation."""
     return json.dumps(results_schema(), indent=2) + "\n"
 
 

@@ -22,15 +22,15 @@ from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed
 
 MAX_BYTES = 1024 * 1024 - 16 * 1024
-"""GitHub drops a summary of more than 1 MiB as a whole; some room is left for what others append."""
+"""GitHub drops a summary larger than 1 MiB as a whole; some room is left for text that others append."""
 
 LOG_TAILS = 4
-"""Ranks whose log is shown, the culprit's first; the others are links."""
+"""Number of ranks whose log is shown, the culprit's first; the others are links."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Detail:
-    """How much is told; each step of shortening takes the next, smaller one."""
+    """Amount of detail; each step of shortening uses the next smaller one."""
 
     failures: int
     details: int
@@ -41,7 +41,7 @@ class _Detail:
     """Lines of a list: slowest tests, skip reasons, tests in a group."""
     table: int = 500
     cut: str = ""
-    """What the reader misses, in words."""
+    """Description of the parts that are left out."""
 
 
 STEPS = (
@@ -57,12 +57,12 @@ STEPS = (
 def render_summary(
     run: RunResult, results_dir: Path | None = None, *, max_bytes: int = MAX_BYTES, links: bool = True
 ) -> str:
-    """Return the Markdown. Logs are excerpted from ``results_dir``; without it they are left out.
+    """Return the summary as Markdown. Logs are excerpted from ``results_dir``; without it they are left out.
 
-    Links to logs are relative to the results directory; without ``links`` they are plain paths, for a place
-    where the logs are not: GitHub's step summary.
+    Links to logs are relative to the results directory. Without ``links`` they are plain paths, for a place without the
+    logs: GitHub's step summary.
 
-    It is never longer than ``max_bytes``: what had to be cut is stated at its end.
+    The text is never longer than ``max_bytes``; its end states what was cut.
     """
     logs = LogFolder(results_dir)
     for step in STEPS:
@@ -327,28 +327,28 @@ def _collapsible(title: str, body: list[str]) -> Iterator[str]:
 
 
 def escape(text: str) -> str:
-    """Return ``text`` so that Markdown and HTML show it as it is."""
+    """Escape ``text`` for Markdown and HTML."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]()#+!|~@$])", lambda match: f"&#{ord(match[1])};", text)
 
 
 def cell(text: str) -> str:
-    """Return ``text`` for a cell of a table."""
+    """Escape ``text`` for a cell of a table."""
     return escape(one_line(text))
 
 
 def code(text: str, limit: int = 300) -> str:
-    """Return ``text`` as code, in HTML: it survives in titles, lists and tables, whatever it contains."""
+    """Format ``text`` as code in HTML, which works in titles, lists and tables, whatever it contains."""
     return f"<code>{escape(one_line(text, limit))}</code>"
 
 
 def exact_code(text: str) -> str:
-    """The same for what is to be copied: neither cut nor with its spaces joined."""
+    """Format text for copying: neither shortened nor with joined spaces."""
     return f"<code>{escape(text)}</code>"
 
 
 def fenced(text: str) -> Iterator[str]:
-    """Yield a block that shows ``text`` as it is: its fence is longer than any within."""
+    """Yield a fenced block with ``text`` unchanged; the fence is longer than any inside."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     yield f"{fence}text"

@@ -1,4 +1,4 @@
-"""The end of a run in the terminal: failures, the finding first; the table; what was slow or skipped."""
+"""The end of a run in the terminal: failures with their findings, the table, slow and skipped tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from disttest.results.fold import RunResult, TestOutcome
 
 MAX_FAILURES = 50
 NARROW = 70
-"""Columns below which the table becomes a list."""
+"""Width in columns below which the table becomes a list."""
 
 MARKS = {
     "passed": "✓",
@@ -44,13 +44,13 @@ def print_final(
     failures: bool = True,
     slowest: int = 10,
 ) -> None:
-    """Print what a run came to.
+    """Print the result of a run.
 
     Args:
-        console: where to; it decides on colour and width.
-        run: what to tell.
-        results_dir: where its logs are, for the end of a culprit's; without it, none is quoted.
-        failures: tell each failure in full; False where a view has told them as they came.
+        console: console to print to; it decides on colour and width.
+        run: result of the run.
+        results_dir: directory of the logs, whose ends are quoted; None to quote none.
+        failures: whether to print each failure in full; False if a view has printed them.
         slowest: number of slow tests to list; 0 for none.
     """
     if failures and (run.bad or run.collection_errors):
@@ -109,12 +109,12 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
 
 
 def _whole(line: str) -> Text:
-    """A line that is never broken: what stands in it is to be copied."""
+    """Format a line without line breaks, so that it can be copied."""
     return Text(line, no_wrap=True, overflow="ignore")
 
 
 def _hanging(start: str, text: str, width: int) -> Text:
-    """A text that goes on below itself, not below what stands before it."""
+    """Format a text whose continuation lines are aligned with its first word."""
     room = max(width - len(start), 10)
     return Text(textwrap.fill(start + text, len(start) + room, subsequent_indent=" " * len(start)))
 
@@ -135,7 +135,7 @@ def _flaky_line(test: TestOutcome) -> Text:
 
 def _warning_lines(warned: Warned, repository: Repository, width: int) -> Iterator[Text]:
     finding, place = warned.finding, warned.place(repository)
-    # Like a compiler's message, so that editors can jump to it.
+    # In the form of a compiler message, so that editors can link to the line.
     start = f"{place}: warning: " if place else ""
     first = _whole(f"  {start}{one_line(finding.message)}")
     first.stylize("yellow")
@@ -146,7 +146,7 @@ def _warning_lines(warned: Warned, repository: Repository, width: int) -> Iterat
 
 
 GPU_COLUMN = "GPU-min"
-"""Only in runs that have used GPUs."""
+"""Column title in runs that used GPUs."""
 
 
 def _table(rows: list[Row], run: RunResult) -> Table:

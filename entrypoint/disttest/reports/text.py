@@ -1,4 +1,4 @@
-"""Text that came out of a test, made safe to show: no escape sequences, no broken characters, no floods."""
+"""Make text from tests safe to show: no escape sequences, no invalid characters, no floods."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ _ANSI = re.compile(
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor movements
     r"|\x1b[ -/]*[0-~]?"  # everything else that starts with an escape
 )
-# What XML 1.0 forbids; a run of them (a hole in a log is a million NULs) becomes one mark.
+# Characters that XML 1.0 forbids. A series of them (a hole in a log is a million NULs) becomes one mark.
 _ILLEGAL = re.compile(
     r"[^\t\n\u0020-\u007e\u0085\u00a0-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]+"
 )
 
-# Cyan, yellow, green, purple, blue, as terminals number them; red is for failures.
+# Cyan, yellow, green, purple, blue, by their numbers in terminals; red is reserved for failures.
 _RANK_COLOURS = (36, 33, 32, 35, 34)
 
 
 def clean(text: str | bytes) -> str:
-    """Return ``text`` without ANSI sequences and with only the characters that XML 1.0 allows."""
+    """Return ``text`` without ANSI sequences, and with only the characters that XML 1.0 allows."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", errors="replace")
-    if text.isprintable():  # nearly every name and message: nothing to clean
+    # Nearly every name and message needs no cleaning.
+    if text.isprintable():
         return text
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _ILLEGAL.sub(REPLACEMENT, _ANSI.sub("", text))
@@ -41,10 +42,10 @@ def one_line(text: str | bytes, limit: int = 400) -> str:
 
 
 def shorten(text: str, limit: int, *, whole: str = "disttest explain") -> str:
-    """Return ``text`` with its middle cut out, and the cut stated, if it is longer than ``limit`` characters.
+    """Cut the middle out of a text longer than ``limit`` characters, and state the cut.
 
-    The beginning shows the failure and the end its place; the end is worth more and gets two thirds. A text that the mark
-    would not make shorter stays whole.
+    The beginning shows the failure and the end its place; the end matters more and gets two thirds. A text that the
+    mark would not shorten stays complete.
 
     Args:
         text: the text.
@@ -76,9 +77,9 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as people say it: ``4 ms``, ``2.3 s``, ``4 min 05 s``, ``1 h 02 min``.
+    """Format a duration for people: ``4 ms``, ``2.3 s``, ``4 min 05 s``, ``1 h 02 min``.
 
-    A clock that went backwards gives 0.
+    A negative duration, from a clock that went backwards, becomes 0.
     """
     if not math.isfinite(seconds) or seconds <= 0:
         return "0 s"
@@ -93,7 +94,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: int) -> str:
-    """Return a number of bytes as people say it: ``512 B``, ``3.2 MB``."""
+    """Format a number of bytes for people: ``512 B``, ``3.2 MB``."""
     value = float(number)
     for unit in ("B", "kB", "MB"):
         if value < 999.95:
@@ -103,6 +104,6 @@ def size(number: int) -> str:
 
 
 def rank_tag(rank: int, *, colour: bool) -> str:
-    """What stands in front of a line that a rank has printed: ``[rank 1]``, in a colour of its own."""
+    """Return the prefix of a line printed by a rank: ``[rank 1]``, in the colour of the rank."""
     tag = f"[{rank_name(rank)}]"
     return f"\x1b[{_RANK_COLOURS[rank % len(_RANK_COLOURS)]}m{tag}\x1b[0m" if colour else tag

@@ -1,4 +1,4 @@
-"""Which slot was busy with which test, and when: the picture of a run, before anybody draws it."""
+"""Timeline of a run: which test occupied which slot at what time, independent of the drawing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from disttest.results.cost import least_makespan_s
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 
 CONTROLLER = "controller"
-"""The lane of ordinary tests, which run in the controller and hold no slot."""
+"""Lane of ordinary tests, which run in the controller and hold no slot."""
 MAX_LANES_IN_TEXT = 64
 
 
@@ -27,7 +27,7 @@ class Bar:
     """Index in ``RunResult.tests``."""
     attempt: int
     kind: str
-    """What the attempt came to, by the names of :class:`digest.Tally`."""
+    """Kind of the attempt's outcome, as in :class:`aggregates.Tally`."""
     lanes: tuple[int, ...]
     """Indices in ``Timeline.slots``."""
     start_s: float
@@ -36,20 +36,20 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Lanes, and what was on them."""
+    """Lanes and their content."""
 
     slots: tuple[str, ...]
     bars: tuple[Bar, ...]
     worlds: tuple[tuple[tuple[int, ...], float, float], ...]
-    """Lanes, start and end of each world, which is more than its tests: it has to start and to end."""
+    """Lanes, start and end of each world; a world also needs time to start and to end."""
     makespan_s: float
-    """From the start of the run to the end of the last test or world."""
+    """Seconds from the start of the run to the end of the last test or world."""
     lower_bound_s: float
-    """No schedule of these worlds on these slots could have been shorter."""
+    """No schedule of these worlds on these slots can be shorter."""
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
-        """Seconds in which each lane was held by a world or a test."""
+        """Seconds in which a world or a test held each lane."""
         held: dict[tuple[int, ...], list[tuple[float, float]]] = defaultdict(list)
         for lanes, start_s, end_s in (
             *((bar.lanes, bar.start_s, bar.end_s) for bar in self.bars),
@@ -65,7 +65,7 @@ class Timeline:
 
 
 def build_timeline(run: RunResult) -> Timeline:
-    """Lay out a run. Attempts without a time (skips, tests that never started) are not on it."""
+    """Lay out a run. Attempts without a time (skips, tests that never started) are left out."""
     names = {slot for world in run.worlds for slot in world.slots}
     ids = {world.world_id for world in run.worlds}
     if any(attempt.world_id not in ids for _, _, attempt in _timed(run)):
@@ -75,7 +75,7 @@ def build_timeline(run: RunResult) -> Timeline:
 
     @cache
     def lanes(held: tuple[str, ...]) -> tuple[int, ...]:
-        # One object for all worlds on the same slots: a large run has a hundred thousand of them.
+        # One object for all worlds on the same slots: a large run has a hundred thousand worlds.
         return tuple(sorted(lane[slot] for slot in held))
 
     held = {world.world_id: lanes(world.slots) for world in run.worlds}
@@ -138,10 +138,10 @@ def _union(spans: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
 
 
 def _natural(slot: str) -> tuple[bool, str, int, str]:
-    """``gpu:10`` after ``gpu:9``; the controller last."""
+    """Sort key that puts ``gpu:10`` after ``gpu:9`` and the controller last."""
     name = slot.rstrip("0123456789")
     number = slot[len(name) :].lstrip("0")
-    # By length first, not as an integer: a forged name may end in more digits than Python converts.
+    # By length, not as an integer: a forged name may end in more digits than Python converts.
     return slot == CONTROLLER, name, len(number) if len(slot) > len(name) else -1, number
 
 

@@ -1,4 +1,4 @@
-"""An earlier run, read from its results directory, and its figures."""
+"""Figures of an earlier run, from its results directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from disttest.results.fold import RunResult
 
 
 def point(run: RunResult) -> Point:
-    """Return what a trend shows of a run."""
+    """Compute the figures of a run for a trend."""
     tally = aggregates.tally(run)
     ran = max(1, tally.total - tally.left_out)
     return Point(
@@ -24,11 +24,11 @@ def point(run: RunResult) -> Point:
 
 
 def past_run(run: RunResult) -> PastRun:
-    """Return what later runs show of a run."""
+    """Reduce a run to the data that later runs show."""
     kinds = {test.test.nodeid: aggregates.classify(test) for test in run.tests}
     return PastRun(started_at_s=run.started_at_s, point=point(run), kinds=kinds)
 
 
 def percent(rate: float) -> str:
-    """Return a rate as people say it; a dot for none."""
+    """Format a rate for people; a dot for zero."""
     return f"{100 * rate:.1f} %" if rate else "·"

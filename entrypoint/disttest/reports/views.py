@@ -1,7 +1,7 @@
-"""A run while it lasts, shown: as a live view on a terminal, or as plain lines in a log.
+"""Show a running run: as a live view on a terminal, or as plain lines in a log.
 
-The views start no thread and read no clock: whoever runs the loop calls ``take`` with each event, ``show`` with what
-pytest prints beside, and ``tick`` now and then.
+The views start no thread and read no clock. The loop that reads events calls ``take`` with each event, ``show`` with
+pytest's output, and ``tick`` periodically.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from disttest.results.repeat import further_commands, repeat_command
 
 
 class RunView(Protocol):
-    """Something that shows a run while it lasts."""
+    """A view of a running run."""
 
     tells_failures: bool
-    """Whether it tells each failure in full as it comes, so that the end need not."""
+    """Whether each failure is shown in full when it occurs, so that the end need not repeat it."""
 
     def take(self, event: AnyEvent) -> None:
-        """Show what an event says."""
+        """Show an event."""
 
     def show(self, text: str, *, error: bool) -> None:
-        """Show what pytest printed on its output or (``error``) on its error output, in pieces of any size."""
+        """Show pytest's output or (``error``) error output, in pieces of any size."""
 
     def tick(self, now_s: float) -> None:
-        """Time has passed; ``now_s`` is on the clock of the events."""
+        """Advance the time; ``now_s`` is on the clock of the events."""
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Restore the terminal."""
 
 
 class PlainView:
-    """For logs: one block per test. On GitHub the tests that went well are folded away, suite by suite."""
+    """View for logs: one block per test. On GitHub passed tests are folded, suite by suite."""
 
     tells_failures = True
 
@@ -67,15 +67,15 @@ class PlainView:
         self._on_github = on_github
         self._quiet = quiet
         self._results_dir = results_dir
-        # Suite -> lines to be shown when the suite is complete.
+        # Suite -> lines to print when the suite is complete.
         self._held: dict[str, list[Text]] = {}
-        # The line that pytest has begun, on its output and on its error output.
+        # Unfinished lines of pytest's output and error output.
         self._cut = {False: "", True: ""}
         self._spoke_at_s = 0.0
         self._shown_at_s = 0.0
 
     def take(self, event: AnyEvent) -> None:
-        """Show what an event says."""
+        """Show an event."""
         self._progress.take(event)
         match event:
             case RunStarted():
@@ -92,14 +92,14 @@ class PlainView:
                 pass
 
     def show(self, text: str, *, error: bool) -> None:
-        """Show what pytest printed, whole lines only."""
+        """Show pytest's output in whole lines."""
         self._shown_at_s = self._progress.now_s
         whole, newline, self._cut[error] = (self._cut[error] + text).rpartition("\n")
         if newline:
             self._write(whole + newline, error=error)
 
     def tick(self, now_s: float) -> None:
-        """Say a word when nothing has been said for long."""
+        """Print a status line if nothing was printed for long."""
         self._progress.now_s = max(self._progress.now_s, now_s)
         if now_s - self._shown_at_s >= PROMPT_S:
             self._show_cut_lines()
@@ -110,7 +110,7 @@ class PlainView:
             self._say(line.append(f" · longest now: {one_line(oldest.test.nodeid)} ({runs_s})"))
 
     def close(self) -> None:
-        """Say what is still held back."""
+        """Print the lines that are still held back."""
         for suite in tuple(self._held):
             self._release(suite)
         self._show_cut_lines(end="\n")
@@ -133,7 +133,8 @@ class PlainView:
             )
             self._printer().print_failure(group)
         elif result.outcome is Outcome.NOT_RUN:
-            pass  # as many as the run did not come to: the end of the run counts them, with the reason
+            # There are as many as the run has left out; its end counts them, with the reason.
+            pass
         elif self._on_github:
             self._held.setdefault(outcome.test.suite, []).append(line)
         elif not self._quiet:
@@ -167,7 +168,7 @@ class PlainView:
 
     def _show_cut_lines(self, end: str = "") -> None:
         for error, text in self._cut.items():
-            # GitHub shows no line before it has an end, and nobody is there to answer.
+            # GitHub shows no line before it ends, and there is no user to answer a prompt.
             if text and (end or not self._on_github):
                 self._cut[error] = ""
                 self._write(text + end, error=error)
@@ -186,7 +187,7 @@ def _word(outcome: TestOutcome, kind: str) -> str:
 
 
 class RelayView:
-    """pytest's own output, handed on as it comes: where pytest is to be heard and must not wait for who listens."""
+    """Pass pytest's own output on as it comes, so that pytest never waits for a slow reader."""
 
     tells_failures = True
 
@@ -194,19 +195,19 @@ class RelayView:
         self._console = console
 
     def take(self, event: AnyEvent) -> None:
-        """Nothing: pytest tells it."""
+        """Do nothing: pytest shows it."""
 
     def show(self, text: str, *, error: bool) -> None:
-        """Hand it on."""
+        """Pass the text on."""
         file = sys.stderr if error else self._console.file
         file.write(text)
         file.flush()
 
     def tick(self, now_s: float) -> None:
-        """Nothing: pytest has its own time."""
+        """Do nothing: pytest keeps its own time."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no line is held back."""
 
 
 def make_view(
@@ -218,15 +219,15 @@ def make_view(
     results_dir: Path | None = None,
     expect: Expect | None = None,
 ) -> RunView:
-    """Return the view that suits the place: live where somebody looks on, lines elsewhere.
+    """Return the view for the output: live for a user at a terminal, lines elsewhere.
 
     Args:
-        console: where it shows; it decides on colour and width.
-        live: whether somebody looks on; a terminal that cannot move its cursor gets lines all the same.
-        on_github: fold what went well away.
-        quiet: of tests that went well, only the number.
-        results_dir: where the logs of ranks are.
-        expect: how long a test is expected to take, for the time left.
+        console: console to print to; it decides on colour and width.
+        live: whether a user watches; a terminal that cannot move its cursor gets lines anyway.
+        on_github: whether to fold passed tests.
+        quiet: whether to print only the number of passed tests.
+        results_dir: directory of the ranks' logs.
+        expect: returns the expected duration of a test, for the remaining time.
     """
     if live and console.is_terminal and not console.is_dumb_terminal:
         return LiveView(console, expect=expect)

@@ -1,4 +1,4 @@
-"""Findings of plugins that fail no test: equal findings of many tests are shown once."""
+"""Findings of plugins that fail no test; equal findings of several tests are shown once."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from disttest.results.fold import RunResult, TestOutcome
 
 @dataclass(frozen=True, kw_only=True)
 class Warned:
-    """A finding that fails no test, and the tests in which it was made."""
+    """A finding that fails no test, and the tests in which it occurred."""
 
     finding: PluginFinding
-    """As it is in the first of them."""
+    """The finding in the first of them."""
     tests: tuple[TestOutcome, ...] = field(repr=False)
 
     @property
     def section(self) -> str:
-        """The section of reports that lists it."""
+        """Section of the reports that lists it."""
         return self.finding.section or self.finding.finder
 
     @property
     def title(self) -> str:
-        """The finder and the kind."""
+        """Title: finder and kind."""
         return one_line(f"{self.finding.source}: {self.finding.kind}")
 
     @property
     def whose(self) -> str:
-        """The test, or the first of them and how many more."""
+        """The test, or the first of them and the number of others."""
         first = one_line(self.tests[0].test.nodeid)
         return first if len(self.tests) == 1 else f"{first} and {count(len(self.tests) - 1, 'more test')}"
 
     def place(self, repository: Repository) -> Location | None:
-        """The first line that it is about and that is the user's; the test's own if none is."""
+        """The first of its lines in user code; the test's own line if there is none."""
         for call in _decisive(self.finding):
             if call.file and (file := repository.traced(call.file)):
                 return Location(file=file, line=max(1, call.line))
@@ -47,7 +47,7 @@ class Warned:
 
 
 def warnings_of(run: RunResult) -> list[Warned]:
-    """The findings of the last attempts that fail nothing, those about the same lines together."""
+    """Collect findings of final attempts that fail no test, merged if they concern the same lines."""
     groups: dict[tuple[object, ...], list[tuple[PluginFinding, TestOutcome]]] = defaultdict(list)
     for test in run.tests:
         for finding in test.final.findings:
@@ -61,7 +61,7 @@ def warnings_of(run: RunResult) -> list[Warned]:
 
 
 def warnings_by_section(run: RunResult) -> list[tuple[str, list[Warned]]]:
-    """Section -> the findings that it lists."""
+    """Group the findings by section."""
     sections: dict[str, list[Warned]] = defaultdict(list)
     for warned in warnings_of(run):
         sections[warned.section].append(warned)

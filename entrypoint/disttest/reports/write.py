@@ -1,6 +1,6 @@
-"""Writes all reports of a run; one that fails does not take the others with it.
+"""Write all reports of a run; a failing one does not affect the others.
 
-Each reporter, and the libraries it stands on, is imported when it is used: the command answers at once.
+Each reporter and its libraries are imported on use, so that the command starts fast.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _summary(run: RunResult, results_dir: Path, history: Sequence[PastRun], file
 
 @cache
 def reporters() -> Mapping[str, Reporter]:
-    """Format -> its reporter; the one that tools need most comes first, those of plugins last."""
+    """Map formats to reporters; the one that tools need most comes first, those of plugins last."""
     core = {
         "json": Reporter(RESULTS_JSON, _json),
         "junit": Reporter("junit.xml", _junit),
@@ -61,7 +61,7 @@ def reporters() -> Mapping[str, Reporter]:
     return core
 
 
-# What else is in a results directory.
+# Other files in a results directory.
 _OTHERS = (JOURNAL, "logs", "plan.json")
 
 
@@ -70,7 +70,7 @@ def _is_elsewhere(file_name: str) -> bool:
 
 
 def load_reporters() -> None:
-    """Load what writing will need, for those who have a moment now and none at the end of the run."""
+    """Import the modules that writing needs, while there is time: none at the end of the run."""
     import disttest.reports.annotations
     import disttest.reports.junit
     import disttest.reports.outputs
@@ -88,17 +88,17 @@ def write_reports(
     *,
     history: Sequence[PastRun] | None = None,
 ) -> tuple[Path, ...]:
-    """Write the reports of a run into its results directory and return their paths.
+    """Write the reports of a run into its results directory, and return their paths.
 
     Args:
-        run: what the run came to.
-        results_dir: where its logs are, and where the reports go.
-        formats: which, by the names in :func:`reporters`; None: all.
-        history: earlier runs, for the trend in the page; None: those that plugins know.
+        run: result of the run.
+        results_dir: directory of the logs and the reports.
+        formats: formats by their names in :func:`reporters`; None for all.
+        history: earlier runs for the trend in the page; None for those that plugins know.
 
     Raises:
-        ReportError: at least one could not be written; the others were.
-        UsageError: there is no such format.
+        ReportError: at least one report could not be written; the others were.
+        UsageError: a format does not exist.
     """
     known = reporters()
     formats = tuple(known) if formats is None else formats
@@ -125,7 +125,7 @@ def write_reports(
 
 
 def _past_runs(run: RunResult) -> tuple[Sequence[PastRun], list[str]]:
-    """Earlier runs, and why they cannot be shown."""
+    """Return earlier runs, and the errors of plugins that cannot read them."""
     try:
         found = plugin_manager().items("disttest_past_runs", PastRun, run=run)
     except DisttestError as error:
@@ -139,7 +139,7 @@ def rebuild(
     """Write reports again from the journal in ``results_dir``, with the arguments of :func:`write_reports`.
 
     Raises:
-        UsageError: there is no journal, or no such format.
+        UsageError: the journal or a format does not exist.
         ReportError: as in :func:`write_reports`.
     """
     run = fold(read_events(results_dir / JOURNAL))

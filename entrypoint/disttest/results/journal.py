@@ -109,7 +109,7 @@ class Journal:
     def _clean(self, value: Any, name: str = "") -> Any:
         if isinstance(value, str):
             text = value.encode("utf-8", "backslashreplace").decode("utf-8")
-            # A name keeps its first form: masking a value that is learned later must not separate events of one test.
+            # A name keeps its first form: a secret that is learned later must not separate events of one test.
             return (
                 self._names.setdefault(text, outgoing.text(text)) if name in _NAMES else outgoing.text(text)
             )
