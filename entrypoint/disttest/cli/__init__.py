@@ -1,1 +1,1 @@
-"""The ``disttest`` command: a module for each subcommand. The only place that leaves the process."""
+"""The ``disttest`` command, with a module for each subcommand. No other package exits the process."""

@@ -1,4 +1,4 @@
-"""``disttest list``: suites and tests, with the world sizes that they would run at."""
+"""``disttest list``: suites and tests with the world sizes that they would run at."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPLETE = (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED)
 
 
 def list_command(leave: Callable[..., Any]) -> click.Command:
-    """The command, around a way to end."""
+    """Return the command; ``leave`` ends the process."""
 
     @serves(Purpose.RUN)
     @click.command(name="list", cls=ListingCommand)

@@ -1,4 +1,4 @@
-"""The end of a run, on whatever path it came: reports on disk, the last words on the terminal, GitHub's share."""
+"""The end of a run by any path: reports on disk, the final lines on the terminal, and GitHub's outputs."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def finish_run(
     environ: Mapping[str, str],
     keep: bool = True,
 ) -> int:
-    """Write and tell everything about a run that has ended, and return the exit code of the command.
+    """Write the reports and outputs of an ended run; return the exit code of the command.
 
     Args:
-        run: what it came to.
-        results: where its reports go.
-        floors: what must have run for the run to count.
-        empty_shard: the plan has nothing for this shard, so that nothing to run is a success.
-        failures: tell each failure in full; False where that was done as they came.
+        run: result of the run.
+        results: directory of its reports.
+        floors: minimum requirements for the run to count.
+        empty_shard: whether the plan has nothing for this shard, so that an empty run passes.
+        failures: whether to print each failure in full; False if that was done during the run.
         environ: the environment, for GitHub's files.
-        keep: whether the results stay; otherwise those of the run before come back.
+        keep: whether to keep the results; otherwise those of the previous run are restored.
     """
     on_github = environ.get("GITHUB_ACTIONS") == "true"
     lost = _write(run, results)
@@ -72,10 +72,10 @@ def finish_run(
 
 
 def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:
-    """Whether the results of a run may replace those of the run before it.
+    """Return whether the results of a run may replace those of the previous run.
 
     Args:
-        run: its result.
+        run: result of the run.
         environ: the environment; later steps of a workflow read the outputs, which name the results.
     """
     found_nothing = run.exit_code in (ExitCode.USAGE, ExitCode.NOTHING_COLLECTED)
@@ -84,7 +84,7 @@ def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:
 
 
 def _published(publish: Callable[[], object]) -> list[str]:
-    """What GitHub's files have no room for is told, and takes nothing else along."""
+    """Publish to GitHub's files; return a message if that fails, and let the run go on."""
     try:
         publish()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``disttest github-step``: a step of the action becomes the command that its inputs ask for."""
+"""``disttest github-step``: replaces a step of the action by the command that its inputs request."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from disttest.options.flags import RelayingCommand
 from disttest.options.registry import IN_CONTAINER
 
 MODE = "DISTTEST_STEP_MODE"
-"""Set by action.yml: ``in-place`` or ``launch``."""
+"""Variable set by action.yml: ``in-place`` or ``launch``."""
 
 
 COMMAND = "DISTTEST_STEP_COMMAND"
-"""Set by each action.yml: ``run``, ``plan`` or ``merge``."""
+"""Variable set by each action.yml: ``run``, ``plan`` or ``merge``."""
 
 
 @click.command(name="github-step", hidden=True, cls=RelayingCommand)
 def github_step() -> None:
-    """Run what the inputs of the action ask for, in this very process: the runner signals one pid only."""
+    """Run the command that the action's inputs request, in this process: the runner signals a single pid."""
     environ = environment()
     try:
         command = check_command(environ.get(COMMAND) or "run")
@@ -42,10 +42,10 @@ def github_step() -> None:
 
 
 def check_command(name: str) -> str:
-    """The command, if an action runs it.
+    """Return the command if an action runs it.
 
     Raises:
-        UsageError: none does.
+        UsageError: there is no such action.
     """
     if name not in INPUTS:
         raise UsageError(f"{COMMAND}={name}: there are actions for {', '.join(INPUTS)}")
@@ -65,6 +65,6 @@ def enter(folder: str) -> None:
 
 
 def become(arguments: list[str], environ: Mapping[str, str]) -> None:
-    """Replace this process; the inputs stay behind."""
+    """Replace this process without passing the inputs on."""
     kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
     os.execve(sys.executable, [sys.executable, "-P", "-m", "disttest", *arguments], kept)  # noqa: S606

@@ -1,6 +1,6 @@
-"""The ``disttest`` command: parses, calls, prints, and is the only place that leaves the process.
+"""The ``disttest`` command: it parses, calls, prints, and is the only module that exits the process.
 
-Imports neither torch nor pytest: ``disttest --help`` answers at once.
+It imports neither torch nor pytest, so that ``disttest --help`` answers immediately.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from disttest.output import drain_streams, outlet, steady_streams
 from disttest.plugin_manager import plugin_manager
 
 _WORDS = {"record": ("run", "--record", "all")}
-"""Other names for a command and its options."""
+"""Aliases of a command with options."""
 
 
 class _DefaultRun(click.Group):
-    """``disttest ddp`` means ``disttest run ddp``."""
+    """Group in which ``disttest ddp`` means ``disttest run ddp``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self.spelled_out(args))
 
     def spelled_out(self, args: Sequence[str]) -> list[str]:
-        """What was typed, with the name of its command first."""
+        """Return the arguments with the name of the command first."""
         args = [*_WORDS.get(args[0], args[:1]), *args[1:]] if args else []
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             args = ["run", *args]
@@ -66,18 +66,17 @@ class _DefaultRun(click.Group):
 def command() -> None:
     """Run distributed PyTorch tests: real ranks, one verdict for each test, every rank's log kept.
 
-    \b
-    disttest ddp                      a bundled suite (see: disttest list)
-    disttest run tests/ -- -k reduce  your own tests; what follows -- is for pytest
+    \b disttest ddp                      a bundled suite (see: disttest list) disttest run tests/ -- -k reduce  your own
+    tests; what follows -- is for pytest
     """
 
 
 def _leave(code: int, *, shown: bool = False) -> NoReturn:
-    """End the process.
+    """Exit the process.
 
     Args:
-        code: its exit code.
-        shown: what was printed was all that was asked for, so that it counts if nobody could read it.
+        code: exit code.
+        shown: whether the output is the command's only purpose, so that lost output is an error.
     """
     try:
         drain_streams()
@@ -88,7 +87,7 @@ def _leave(code: int, *, shown: bool = False) -> NoReturn:
 
 
 def _unread(number: int) -> int:
-    """The exit code of a command whose output got lost: 141 where the reader had enough (as by SIGPIPE)."""
+    """Return the exit code of a command whose output was lost: 141 if the reader closed it (as for SIGPIPE)."""
     if not number:
         return ExitCode.PASSED
     if number == errno.EPIPE:
@@ -114,13 +113,13 @@ plugin_manager().call("disttest_addcommands", group=command)
 
 
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What was typed for us, and what follows ``--``, which is for pytest."""
+    """Split the arguments at ``--``: disttest's own, and pytest's."""
     split = words.index("--") if "--" in words else len(words)
     return list(words[:split]), list(words[split + 1 :])
 
 
 def _without_plugin_words(words: Sequence[str]) -> list[str]:
-    """Take ``-p no:NAME`` from the words of commands that run no pytest; the plugins of this process are chosen already."""
+    """Remove ``-p no:NAME`` for commands that run no pytest; it has taken effect already."""
     runs = words[:1] and words[0] not in command.commands and not words[0].startswith("-")
     if runs or _asked(words).collects:
         return list(words)
@@ -134,13 +133,13 @@ def _without_plugin_words(words: Sequence[str]) -> list[str]:
 
 
 def _asked(words: Sequence[str]) -> RegistryCommand:
-    """Return the command that the first word names; one without any trait where it names none."""
+    """Return the command that the first word names, or a command without traits."""
     named = command.commands.get(words[0]) if words else None
     return named if isinstance(named, RegistryCommand) else RegistryCommand(name=None)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point: what follows ``--`` is pytest's; errors of ours become one line and their exit code."""
+    """Run the command line. Words after ``--`` are pytest's; disttest's errors become one line and their exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL

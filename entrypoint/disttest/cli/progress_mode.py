@@ -1,4 +1,4 @@
-"""What ``disttest run`` shows while the tests run: our view of it, or pytest's own output where that was asked for."""
+"""The display of ``disttest run`` while tests run: disttest's view, or pytest's own output if requested."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ RUNS_NOTHING = frozenset(
         *("--markers", "--help", "--version", "--cache-show", "--setup-plan"),
     }
 )
-"""With these, pytest answers a question and runs no test."""
+"""Options with which pytest answers a question and runs no test."""
 NEEDS_TERMINAL = frozenset(
     {
         *("--capture=no", "--pdb", "--trace", "--verbose", "--setup-show", "--setup-only", "--debug"),
     }
 )
-"""With these, pytest talks to the user itself, or asks for what only its own terminal says."""
+"""Options with which pytest interacts with the user, or prints what only its own terminal output has."""
 SHORT = {"v": "--verbose", "s": "--capture=no", "h": "--help", "V": "--version", "n": "--numprocesses"}
 SHORT_WITH_VALUE = frozenset("kmncprWo")
-"""Short options of pytest and its friends that the rest of the word belongs to, or the next word."""
+"""Short options of pytest and plugins that take the rest of the word, or the next word, as their value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressMode:
-    """How a run is shown."""
+    """The display of a run."""
 
     view: RunView | None
     """None leaves the terminal to pytest."""
@@ -53,7 +53,7 @@ class ProgressMode:
     pytest_args: Sequence[str] = ()
 
     def pytest_arguments(self) -> list[str]:
-        """What pytest has to know of it: our arguments come before those of the user, which win."""
+        """Return disttest's arguments for pytest. They precede those of the user, which take precedence."""
         if self.view is None:
             return []
         if isinstance(self.view, RelayView):
@@ -63,7 +63,7 @@ class ProgressMode:
 
     @property
     def owes_failures(self) -> bool:
-        """Whether nobody has told the failures in full by the end of the run."""
+        """Whether failures have not been printed in full by the end of the run."""
         return self.view is not None and not self.view.tells_failures
 
 
@@ -77,12 +77,12 @@ def choose_progress(
     """Choose the view of a run.
 
     Args:
-        progress: as the user asked; ``auto`` is live on a terminal and lines elsewhere, and leaves the terminal to
-            pytest where the arguments for it ask for that.
-        pytest_args: what the user wants pytest to be told.
+        progress: the requested display; ``auto`` is live on a terminal and lines elsewhere, and leaves the terminal to
+            pytest if its arguments require that.
+        pytest_args: the user's arguments for pytest.
         environ: the environment.
-        results: where the logs of ranks will be.
-        timings: files of earlier runs, for the time left.
+        results: directory of the logs of ranks.
+        timings: files of earlier runs, for the remaining time.
     """
     _take_any_character()
     words = [*_words(environ.get("PYTEST_ADDOPTS", "")), *pytest_args]
@@ -92,7 +92,7 @@ def choose_progress(
         force_terminal=None if sys.stdout.isatty() else lively, no_color="--color=no" in words or None
     )
     if progress == "pytest" or (progress == "auto" and asks_for_terminal(words)):
-        # On a terminal pytest can ask back; elsewhere, and where values are to be hidden, we stand between.
+        # On a terminal pytest can prompt the user. Elsewhere, and if values must be hidden, its output is relayed.
         at_terminal = sys.stdout.isatty() and not outgoing.active
         return ProgressMode(view=None if at_terminal else RelayView(console), console=console)
     view = make_view(
@@ -107,23 +107,23 @@ def choose_progress(
 
 
 def asks_for_terminal(words: Sequence[str]) -> bool:
-    """Whether these arguments make pytest talk to the user itself."""
+    """Return whether these arguments make pytest interact with the user."""
     return any(option in NEEDS_TERMINAL for option in _options(words))
 
 
 def shows_output(pytest_args: Sequence[str]) -> bool:
-    """Whether what tests print is to be shown at once, and not captured; the last word counts."""
+    """Return whether output of tests must be shown immediately and not captured; the last option counts."""
     captures = [option for option in _options(pytest_args) if option.startswith("--capture=")]
     return captures[-1:] == ["--capture=no"]
 
 
 def runs_nothing(pytest_args: Sequence[str]) -> bool:
-    """Whether these arguments make pytest answer a question instead of running tests."""
+    """Return whether these arguments make pytest answer a question instead of running tests."""
     return any(option in RUNS_NOTHING for option in _options(pytest_args))
 
 
 def _options(words: Sequence[str]) -> Iterator[str]:
-    """The long names of the options, without their values, but for ``--capture=no``."""
+    """Yield the long names of the options without their values, except for ``--capture=no``."""
     left = iter(words)
     for word in left:
         name, _, value = word.partition("=")
@@ -148,14 +148,14 @@ def _short_options(word: str, left: Iterator[str]) -> Iterator[str]:
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
-    except ValueError:  # pytest will say what is wrong with it
+    except ValueError:  # pytest will report the error
         return []
 
 
 def _expectations(paths: Sequence[Path]) -> Expect:
     @cache
     def timings() -> Timings:
-        # Read when the first test is known, while pytest goes on; warnings are the plugin's to tell.
+        # Read when the first test is known, while pytest continues. The plugin reports warnings.
         hardware = hardware_key(detect_machine().hardware())
         return read_timings(paths, now_s=time.time(), hardware=hardware)[0]  # noqa: TID251
 
@@ -166,7 +166,7 @@ def _expectations(paths: Sequence[Path]) -> Expect:
 
 
 def _take_any_character() -> None:
-    """A terminal of another encoding shows a mark for what it does not know; it is no reason to fail."""
+    """Replace characters that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, io.UnsupportedOperation):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -21,15 +21,15 @@ class Purpose(StrEnum):
     DIVIDE = "Divide tests over runners"
     SETUP = "Set up"
     OTHER = "Further commands"
-    """Commands of plugins that name none."""
+    """Commands of plugins that name no purpose."""
 
 
 _PURPOSES: dict[str, Purpose] = {}
-"""Name of a command -> its purpose."""
+"""Name of a command, mapped to its purpose."""
 
 
 def serves(purpose: Purpose) -> Callable[[C], C]:
-    """Give a command its purpose; put it above ``click.command``."""
+    """Set a command's purpose. Put it above ``click.command``."""
 
     def mark(command: C) -> C:
         _PURPOSES[command.name or ""] = purpose
@@ -39,5 +39,5 @@ def serves(purpose: Purpose) -> Callable[[C], C]:
 
 
 def purpose_of(command: click.Command) -> Purpose:
-    """The purpose of a command."""
+    """Return the purpose of a command."""
     return _PURPOSES.get(command.name or "", Purpose.OTHER)

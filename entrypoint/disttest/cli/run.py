@@ -17,7 +17,7 @@ from disttest.planning.targets import suite_names
 def complete_targets(
     _context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Suites; files where no suite begins so, which is what bash makes of a file in the first place."""
+    """Complete suites; otherwise files, which bash completes first."""
     return [
         CompletionItem(begun, type="file"),
         *(CompletionItem(name) for name in suite_names() if name.startswith(begun)),
@@ -25,11 +25,11 @@ def complete_targets(
 
 
 Run = Callable[[tuple[str, ...], Sequence[str], str, Mapping[str, Any]], Any]
-"""Targets, arguments of pytest, how the run is shown, flags by field."""
+"""Called with targets, arguments of pytest, display, and flags by field."""
 
 
 def run_command(do: Run) -> click.Command:
-    """The command, around what is to be done with what was typed."""
+    """Return the command; ``do`` runs the parsed request."""
 
     @serves(Purpose.RUN)
     @click.command(name="run", cls=CollectingCommand, context_settings={"ignore_unknown_options": False})
@@ -37,10 +37,8 @@ def run_command(do: Run) -> click.Command:
     @flags_of("run")
     @click.pass_obj
     def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **given: Any) -> Any:
-        """Run suites or paths of tests, and write reports into the results directory.
-
-        Without any, those that pytest finds: below its testpaths, else below the current folder.
-        """
+        """Run suites or paths of tests, and write reports into the results directory."""
+        # Without any, those that pytest finds: below its testpaths, else below the current folder.
         return do(targets, pytest_args, progress, given)
 
     return run

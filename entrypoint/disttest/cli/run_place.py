@@ -1,4 +1,4 @@
-"""Where a run runs, if a plugin has it run on other machines than this one."""
+"""The place of a run that a plugin sends to other machines."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from disttest.results.fold import RunResult
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run that was checked, and that has its results directory."""
+    """A checked run with its results directory."""
 
     targets: tuple[str, ...]
     flags: dict[str, str]
-    """Options of the run by field, as texts, for the pytest processes."""
+    """Options of the run by field as text, for the pytest processes."""
     options: RunOptions
     pytest_args: Sequence[str]
     directory: ResultsDirectory
     selecting: tuple[str, ...]
-    """Arguments for pytest that select tests; they name files of this machine."""
+    """Arguments for pytest that select tests. They name files of this machine."""
     timings: tuple[Path, ...]
     """Files with the durations of earlier runs."""
     failed_first: bool
     part: RunPart | None
-    """Which part of a divided run it is; None: a whole one."""
+    """Part of a divided run; None for a whole run."""
     invocation: Invocation
     signals: NotedSignals
-    """Those that cancel the run."""
+    """The signals that cancel the run."""
 
 
 class RunPlace(Protocol):
-    """Other machines, which run the tests and send what becomes of them."""
+    """Other machines, which run the tests and send their results."""
 
     @property
     def option(self) -> str:
         """The option of the command that chose this place."""
 
     def record(self) -> Mapping[str, str]:
-        """Name of an option -> its value as text, for the record of the run and the commands that repeat its tests."""
+        """Return names of options with their values as text, for the record of the run and for repeat commands."""
 
     def run(self, prepared: PreparedRun) -> RunResult:
-        """Run all tests to their end, or until a signal comes.
+        """Run all tests until they end or a signal arrives.
 
         Raises:
-            DisttestError: the run cannot be done as it was asked.
+            DisttestError: the run cannot be carried out as requested.
         """

@@ -1,4 +1,4 @@
-"""What ``disttest run`` does: reads what was asked, has it run by whom it concerns, and tells what it came to."""
+"""``disttest run``: reads the request, has it executed by the core or a plugin, and reports the result."""
 
 from __future__ import annotations
 
@@ -52,33 +52,33 @@ Flags = Mapping[str, str | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What was asked, by flags, variables and the project's file."""
+    """A request from flags, variables and the project's file."""
 
     targets: tuple[str, ...]
     pytest_args: Sequence[str]
     progress: str
     flags: Flags
-    """By their names in messages to pytest."""
+    """Flags by field name, as text."""
     options: RunOptions
     asked: dict[str, str]
-    """The options that were given, by name."""
+    """Options that were given, by name."""
     selection: RunSelection
     setup: Path | None
     settings: Mapping[str, Any]
-    """The options that only the command reads, by field."""
+    """Options that only the command reads, by field."""
     given_settings: tuple[Option, ...]
     """Those of them that a flag or a variable has set."""
     place: RunPlace | None = None
-    """Where the run runs; None: on this machine."""
+    """Place of the run; None for this machine."""
     part: RunPart | None = None
-    """Which part of a divided run it is; None: a whole one."""
+    """Part of a divided run; None for a whole run."""
     selecting: tuple[str, ...] = ()
-    """Arguments of plugins that have pytest select tests; files in them are files of this machine."""
+    """Arguments of plugins by which pytest selects tests. Files in them are files of this machine."""
     attachments: Mapping[str, Path] = dataclasses.field(default_factory=dict)
-    """Files that are copied into the results directory, by the names that they get there."""
+    """Files to copy into the results directory, by their names there."""
 
     def with_option(self, option: Option, text: str) -> RunRequest:
-        """This request with another value of a plugin's option, as if nobody had given one."""
+        """Return this request with another value of a plugin's option, as if the user had not given it."""
         settings = self.options
         return dataclasses.replace(
             self,
@@ -91,12 +91,12 @@ class RunRequest:
 
     @property
     def selection_arguments(self) -> list[str]:
-        """The arguments that have pytest select and order tests."""
+        """Arguments by which pytest selects and orders tests."""
         return [*self.selection.pytest_arguments(), *self.selecting]
 
     @property
     def needs_new_processes(self) -> tuple[str, ...]:
-        """The options of the run that only new processes can serve."""
+        """Options of the run that only new processes can serve."""
         device = self.options.device
         asked: dict[str, Any] = {
             "--setup": self.setup,
@@ -112,16 +112,16 @@ def run_tests(
     """Run suites or paths of tests.
 
     Args:
-        targets: of them, as they were typed.
-        pytest_args: what is for pytest.
-        progress: how the run is shown.
+        targets: suites and paths, as typed.
+        pytest_args: arguments for pytest.
+        progress: display of the run.
         given: flags by field; None for those that were not given.
 
     Returns:
         The exit code of the command.
 
     Raises:
-        DisttestError: it cannot be done as it was asked.
+        DisttestError: it cannot be carried out as requested.
     """
     signals = hold_signals()
     request = read_request(targets, pytest_args, progress, given)
@@ -140,10 +140,10 @@ def run_tests(
 def read_request(
     targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
 ) -> RunRequest:
-    """Read everything that was asked; arguments as for :func:`run_tests`.
+    """Read the whole request; arguments as for :func:`run_tests`.
 
     Raises:
-        UsageError: it makes no sense.
+        UsageError: it is invalid.
     """
     rest = dict(given)
     setup = rest.pop("setup")
@@ -167,7 +167,7 @@ def read_request(
 
 
 def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) -> Any:
-    """What only the command reads: the value of a flag or variable, which is taken out, else the project's, else the default."""
+    """Take the value of a setting from flag or variable, else from the project's file, else the default."""
     asked = given.pop(option.field, option.default)
     if was_given(option):
         return asked
@@ -179,7 +179,7 @@ def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) ->
 
 
 def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
-    """With what a script of the user's has left of the deadline."""
+    """Return the request with the time that a setup script has left of the deadline."""
     if not request.options.deadline:
         return request
     left_s = max(1, math.ceil(request.options.deadline - spent_s))
@@ -187,7 +187,7 @@ def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
 
 
 def _run(request: RunRequest, signals: NotedSignals) -> int:
-    """Run it on this machine or elsewhere, and report the result."""
+    """Run the request on this machine or elsewhere, and report the result."""
     resolved = resolve_targets(request.targets)
     with contextlib.ExitStack() as surroundings:
         request = _surrounded(request, surroundings)
@@ -197,7 +197,7 @@ def _run(request: RunRequest, signals: NotedSignals) -> int:
 
 
 def _surrounded(request: RunRequest, surroundings: contextlib.ExitStack) -> RunRequest:
-    """Enter the contexts that plugins keep around a run; the request with the options that they set."""
+    """Enter the contexts of plugins around a run; return the request with the options that they set."""
     hook, manager = "disttest_around_run", contextlib.AbstractContextManager
     flags = dict(request.flags)
     for name, context in plugin_manager().named(hook, manager, request=request).items():  # type: ignore[type-abstract]
@@ -220,7 +220,7 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     else:
         assert hardware is not None
         result, owes_failures = _run_here(request, resolved, directory, hardware)
-    from disttest.cli.finish import finish_run, is_worth_keeping  # loaded by now, while tests ran
+    from disttest.cli.finish import finish_run, is_worth_keeping  # imported already, while tests ran
 
     keep = directory.earlier is None or is_worth_keeping(result, environment())
     code = finish_run(
@@ -241,13 +241,13 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
 
 
 def end_late(code: int, signum: int | None, journal: Path, *, at_s: float) -> int:
-    """The exit code of a command that a signal may have reached after its run; the journal has the same.
+    """Return the exit code of a command that a signal may have reached after its run; write it to the journal, too.
 
     Args:
         code: the exit code without the signal. If an earlier signal decided it, it stays: the reports name that one.
         signum: number of the signal; None if there was none.
-        journal: of the run.
-        at_s: when the run ended.
+        journal: journal of the run.
+        at_s: end of the run.
     """
     if signum is None or code > 128:
         return code
@@ -257,7 +257,7 @@ def end_late(code: int, signum: int | None, journal: Path, *, at_s: float) -> in
 
 
 def _ask_pytest(request: RunRequest, resolved: Targets) -> int:
-    """Hand on what pytest answers without running a test."""
+    """Pass on an answer of pytest that runs no test."""
     extra = [*request.selection_arguments, *request.pytest_args]
     with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
         return ask_pytest(resolved, filled(request.flags, Path(folder)), extra)
@@ -284,7 +284,7 @@ def _prepared(
 def _run_here(
     request: RunRequest, resolved: Targets, directory: ResultsDirectory, hardware: Hardware
 ) -> tuple[RunResult, bool]:
-    """The result, and whether failures are still to be told in full."""
+    """Return the result, and whether failures must still be printed in full."""
     hidden = plugin_manager().mapping("disttest_hidden_variables", tuple, environ=environment())
     for launcher, names in hidden.items():
         warn(f"hidden from the tests, since {launcher} set them for ranks of its own: {', '.join(names)}")
@@ -320,6 +320,6 @@ def _invocation(request: RunRequest, resolved: Targets) -> Invocation:
 
 
 def _drain(result: RunResult, options: RunOptions, started_s: float, signals: NotedSignals) -> None:
-    """Within the deadline of the run, and not against a signal; all else is done."""
+    """Wait for the readers of the output, within the run's deadline and not against a signal."""
     until_s = started_s + options.deadline + DEADLINE_MARGIN_S if options.deadline else math.inf
     drain_streams(until_s=0.0 if result.exit_code > 128 else until_s, wake=signals.fileno())

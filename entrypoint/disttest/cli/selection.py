@@ -1,4 +1,4 @@
-"""Selects tests for ``disttest run`` by earlier timings, and sets the floors under a run."""
+"""Selection of tests for ``disttest run`` by earlier timings, and minimum requirements of a run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from disttest.safe_open import read_input
 
 
 class RunSelection(Frozen):
-    """The options, checked."""
+    """The checked options."""
 
     timings: tuple[Path, ...]
     failed_first: bool
     floors: Floors
 
     def after(self, earlier: Path | None) -> RunSelection:
-        """This selection, with the results of the run before as timings if it starts with what failed, and has no others."""
+        """Return this selection with the previous run as timings, if failed tests go first and no timings are given."""
         if earlier is None or not self.failed_first or self.timings:
             return self
         return msgspec.structs.replace(self, timings=(earlier / FILE_NAME,))
 
     def pytest_arguments(self) -> list[str]:
-        """The same for the plugin."""
+        """Return the selection as arguments of the plugin."""
         arguments = [f"--disttest-timings={path.absolute()}" for path in self.timings]
         if self.failed_first:
             arguments.append("--disttest-failed-first")
@@ -36,10 +36,10 @@ class RunSelection(Frozen):
 
 
 def take_selection(given: dict[str, Any]) -> RunSelection:
-    """Take the options out of what click gave, and check them.
+    """Take the options out of click's values and check them.
 
     Raises:
-        UsageError: a file cannot be read, or a value makes no sense.
+        UsageError: a file cannot be read, or a value is invalid.
     """
     expect = given.pop("expect")
     floors = make_floors(
@@ -58,7 +58,7 @@ def take_selection(given: dict[str, Any]) -> RunSelection:
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file.
+    """Read a text file.
 
     Raises:
         UsageError: it cannot be read.

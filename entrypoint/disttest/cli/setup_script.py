@@ -1,4 +1,4 @@
-"""A script of the user's, run before the tests where they run: as their user, in their folder, with their environment."""
+"""The user's setup script, run where the tests run: as the same user, in the same folder and environment."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from disttest.outgoing import outgoing
 from disttest.reports.outputs import failure_outputs, publish_outputs
 
 SHOWN_LINES = 12
-"""Of the script's output, in the message about its failure."""
+"""Number of lines of the script's output in the message about its failure."""
 
 
 def run_setup(script: Path, *, signals: NotedSignals | None = None, deadline_s: float = 0.0) -> int | None:
-    """Run the script with bash to its end, and show its output as it comes.
+    """Run the script with bash to its end, and show its output immediately.
 
     Args:
         script: the file; it need not be executable.
-        signals: those that cancel the run; without them they interrupt as ever.
+        signals: signals that cancel the run; without them, signals interrupt as usual.
         deadline_s: time limit of the whole run; 0: none.
 
     Returns:
-        The number of the signal that cancelled it, which ended the script, too; else None.
+        Number of the signal that cancelled it and ended the script; None otherwise.
 
     Raises:
         UsageError: there is no such file.
@@ -44,7 +44,8 @@ def run_setup(script: Path, *, signals: NotedSignals | None = None, deadline_s: 
     """
     if not script.is_file():
         raise UsageError(f"--setup {script}: no such file in {Path.cwd()}")
-    adopt_orphans()  # so that what it leaves running ends with the run
+    # Processes that the script leaves running end with the run.
+    adopt_orphans()
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     try:
@@ -58,7 +59,7 @@ def run_setup(script: Path, *, signals: NotedSignals | None = None, deadline_s: 
 
 
 class _Setup:
-    """The script while it runs."""
+    """The running script."""
 
     def __init__(self, script: Path, child: Child, reader: int) -> None:
         self._script = script
@@ -69,7 +70,7 @@ class _Setup:
         self._tail: deque[str] = deque(maxlen=SHOWN_LINES)
 
     def follow(self, signals: NotedSignals | None, limit_s: float) -> int | None:
-        """Stay until it has ended; a signal, an interrupt and the limit end it, with all that it has started."""
+        """Wait for its end. A signal, an interrupt and the limit kill it and all processes that it started."""
         until_s = time.monotonic() + limit_s
         try:
             while (ended := self._child.poll()) is None:
@@ -94,7 +95,7 @@ class _Setup:
         poller.poll(max(0.0, limit_s) * 1000 + 1)
 
     def _show(self) -> None:
-        """Hand on what it has written."""
+        """Print the output so far."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._reader, 1 << 16):
                 for line in self._lines.feed(data):

@@ -1,4 +1,4 @@
-"""A run whose journal lies here: which one is meant, and which of its tests."""
+"""A stored run: finding its directory, and selecting its tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from disttest.results.journal import FILE_NAME, read_events
 
 
 def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
-    """Where the run lies that is meant, and which of its tests; the text is empty for all that failed.
+    """Find the requested run and the requested part of a test's id, which is empty for all failed tests.
 
     Args:
         words: a directory, a part of a test's id, or both in this order.
-        folder: where runs that were given no directory write.
+        folder: folder in which runs without a directory write.
 
     Raises:
         UsageError: there are more words.
@@ -32,7 +32,7 @@ def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
 
 
 def read_run(results_dir: Path) -> RunResult:
-    """The run whose journal lies in a directory.
+    """Read the run whose journal is in a directory.
 
     Raises:
         UsageError: there is no journal, or none of its lines is an event.
@@ -48,7 +48,7 @@ def read_run(results_dir: Path) -> RunResult:
 
 
 def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
-    """The failed tests, the flaky ones and those with findings, or all whose id contains a text.
+    """Return all tests whose id contains a text; without one, failed and flaky tests and those with findings.
 
     Raises:
         UsageError: no id contains it.

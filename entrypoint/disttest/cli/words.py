@@ -1,4 +1,4 @@
-"""What the command says beside what it was asked for."""
+"""Messages of the command besides its output."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import click
 
 
 def warn(message: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     click.echo(f"disttest: {message}", err=True)

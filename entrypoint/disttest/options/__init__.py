@@ -1,1 +1,1 @@
-"""Every option, declared once: flags, variables, the plugin's options, the action's inputs and the docs are made of it."""
+"""The registry of options, from which flags, variables, the action's inputs and the docs are made."""

@@ -1,6 +1,6 @@
-"""The action's inputs, and the command line that they amount to.
+"""The inputs of the action, and the command line that they mean.
 
-Inputs are untrusted strings. They arrive as variables (never inside a shell script), each becomes whole
+Inputs are untrusted strings. They arrive as variables (never inside a shell script), each becomes complete
 arguments of one process, and the command checks them as it checks a user's. An empty string means "not set".
 """
 
@@ -27,7 +27,7 @@ PREFIX = "DISTTEST_INPUT_"
 
 
 class InputKind(StrEnum):
-    """What becomes of an input."""
+    """How an input is used."""
 
     TARGETS = "targets"
     PYTEST = "pytest"
@@ -45,16 +45,16 @@ class Input(Frozen):
     own: Option | None = None
     """The option of the command that the action runs."""
     launch: Option | None = None
-    """The option of ``disttest launch``, which comes before the command where a container is started."""
+    """The option of ``disttest launch``, which precedes the command if a container is started."""
 
     @property
     def variable(self) -> str:
-        """The variable that carries it from action.yml."""
+        """Variable that carries it from action.yml."""
         return PREFIX + self.name.replace("-", "_").upper()
 
     @property
     def is_for_nodes(self) -> bool:
-        """Whether it means the container of the step, and with ``launcher`` the containers of the nodes."""
+        """Whether it configures the container of the step, and with ``launcher`` the containers of the nodes."""
         return self.launch is not None and self.own is not None and self.own.elsewhere
 
 
@@ -86,7 +86,7 @@ _BEFORE = {"merge": (_DIRECTORIES,), "doctor": ()}
 
 
 def _inputs(command: str) -> tuple[Input, ...]:
-    """What the action of a command takes: its own options, then what is about the step and its container."""
+    """Return the inputs of a command's action: its own options, then those of the step and its container."""
     own = {option.name: option for option in options_of(command) if command in option.inputs}
     launch = {option.name: option for option in options_of("launch") if command in option.inputs}
     rows = [_input(name, own.get(name), launch.get(name)) for name in dict.fromkeys((*own, *launch))]
@@ -109,9 +109,9 @@ def _input(name: str, own: Option | None, launch: Option | None) -> Input:
 
 
 INPUTS = {command: _inputs(command) for command in ("run", "plan", "merge", "doctor")}
-"""Command -> inputs of the action that runs it."""
+"""Command, mapped to the inputs of the action that runs it."""
 CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own and one.own.elsewhere and one.launch is None)
-"""Where the runner is a machine that submits: the step runs in place, and the scheduler has the nodes."""
+"""Inputs of runs on a cluster: the step runs in place on a submitting machine, and the scheduler has the nodes."""
 
 _COMMON = frozenset(
     (
@@ -120,7 +120,7 @@ _COMMON = frozenset(
         *("requirements", "setup", "image"),
     )
 )
-"""What most users of an action ever give."""
+"""Inputs that most users need."""
 _GROUPS: tuple[tuple[str, Callable[[Input], bool]], ...] = (
     ("Common", lambda one: one.name in _COMMON),
     (PLANS, lambda one: one.own in SELECTION_OPTIONS or (one.own is not None and one.own.title == PLANS)),
@@ -131,7 +131,7 @@ _GROUPS: tuple[tuple[str, Callable[[Input], bool]], ...] = (
 
 
 def groups_of_inputs(command: str) -> dict[str, tuple[Input, ...]]:
-    """The inputs of an action by the titles of their groups, what is common first; each is in one of them."""
+    """Return the inputs of an action by group title, common ones first. Each is in exactly one group."""
     groups: dict[str, list[Input]] = {title: [] for title, _ in _GROUPS}
     for one in INPUTS[command]:
         groups[next(title for title, takes in _GROUPS if takes(one))].append(one)
@@ -139,16 +139,16 @@ def groups_of_inputs(command: str) -> dict[str, tuple[Input, ...]]:
 
 
 def read_inputs(command: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Values by name; those that are empty or blank are left out."""
+    """Return the values by name, without empty or blank ones."""
     values = {one.name: environ.get(one.variable, "").strip() or one.default for one in INPUTS[command]}
     return {name: value for name, value in values.items() if value}
 
 
 def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -> list[str]:
-    """The command line: the command itself in place, ``launch …`` before it otherwise.
+    """Return the command line: the command itself in place, otherwise with ``launch …`` before it.
 
     Raises:
-        UsageError: an input makes no sense; the message names it.
+        UsageError: an input is invalid; the message names it.
     """
     inputs = [one for one in INPUTS[command] if values.get(one.name)]
     own = [one for one in inputs if one.own and not one.own.secret]
@@ -170,7 +170,7 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
 
 
 def _refuse_containment(inputs: Sequence[Input], values: Mapping[str, str]) -> None:
-    """Refuse what only a container gives, instead of running without it.
+    """Refuse inputs that only a container can honour, instead of running without it.
 
     Raises:
         UsageError: such an input is set.
@@ -184,7 +184,7 @@ def _refuse_containment(inputs: Sequence[Input], values: Mapping[str, str]) -> N
 
 
 def secret_variables(command: str, values: Mapping[str, str]) -> dict[str, str]:
-    """The inputs that may hold secrets, as the variables of their options."""
+    """Return the inputs that may hold secrets, as the variables of their options."""
     given = [one for one in INPUTS[command] if values.get(one.name)]
     secret = [one.own for one in given if one.own and one.own.secret]
     secret += [one.launch for one in given if one.launch and one.launch.in_environment]
@@ -210,7 +210,7 @@ def _pytest_args(values: Mapping[str, str]) -> list[str]:
 
 
 def _flags(inputs: Sequence[Input], values: Mapping[str, str]) -> list[str]:
-    # Each is one word, so that no value can become a flag of its own.
+    # Each is one word, so that no value can become a separate flag.
     return [f"--{one.name}={text}" for one in inputs for text in _texts(one, values[one.name])]
 
 
@@ -225,7 +225,7 @@ def _texts(one: Input, value: str) -> list[str]:
 
 
 def _check_switch(name: str, value: str) -> None:
-    """A switch is true or false, as YAML writes them.
+    """Check that a switch is true or false, as YAML writes them.
 
     Raises:
         UsageError: it is neither.

@@ -1,4 +1,4 @@
-"""The rows of the other commands."""
+"""The options of the other commands."""
 
 from __future__ import annotations
 

@@ -24,20 +24,20 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class RegistryCommand(click.Command):
-    """A command whose switches may stand alone or have a value: ``--switch``, ``--switch true``, ``--switch=false``.
+    """A command whose switches accept an optional value: ``--switch``, ``--switch true``, ``--switch=false``.
 
-    Its help has the options in the groups of the registry, common ones first; of a command with several groups ``--help``
+    Its help lists the options by the groups of the registry, common ones first. With several groups, ``--help``
     shows the first one, and ``--help-all`` all.
     """
 
     shows = False
-    """Whether its output is all that is asked of it, so that a lost output is an error."""
+    """Whether its output is its only purpose, so that lost output is an error."""
     collects = False
-    """Whether it has pytest collect tests, so that ``-p`` reaches pytest."""
+    """Whether it has pytest collect tests, so that ``-p`` is passed to pytest."""
     is_channel = False
     """Whether its standard output is a channel to another process."""
     relays = False
-    """Whether it passes on the output of another disttest command, with that command's words to GitHub."""
+    """Whether it passes on the output of another disttest command, including that command's GitHub commands."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, with the flags for help."""
@@ -86,7 +86,7 @@ _HELP_ALL = click.Option(
 
 
 class ShowingCommand(RegistryCommand):
-    """A command whose output is all that is asked of it."""
+    """A command whose output is its only purpose."""
 
     shows = True
 
@@ -98,7 +98,7 @@ class CollectingCommand(RegistryCommand):
 
 
 class ListingCommand(CollectingCommand, ShowingCommand):
-    """A command that shows which tests pytest has collected."""
+    """A command that lists the tests that pytest has collected."""
 
 
 class ChannelCommand(RegistryCommand):
@@ -114,27 +114,25 @@ class RelayingCommand(RegistryCommand):
 
 
 class _Switch(click.Option):
-    """A flag that may stand alone."""
+    """A flag with an optional value."""
 
 
 class ForeignOption(click.Option):
-    """A flag that is not the command's own, but of what the command starts."""
+    """A flag of the program that the command starts."""
 
 
 class PytestOption(ForeignOption):
-    """A flag of pytest's, handed on to it before what stands behind ``--``."""
+    """A flag of pytest, passed to it before the arguments after ``--``."""
 
 
 class _ForeignSwitch(_Switch, ForeignOption):
-    """A flag of another command that may stand alone."""
+    """A flag of another command with an optional value."""
 
 
 def flags(command: str, **types: Type) -> Decorator:
-    """Give a command its flags; ``types`` are those of options whose values only the command's own layer knows.
-
-    Options of every run stay text, which is handed from process to process and parsed by ``resolve_options``; each
-    other one arrives as its value, or as its default.
-    """
+    """Add its flags to a command; ``types`` are the types of options that only the command's own layer knows."""
+    # Options of every run stay text, which is passed between processes and parsed by ``resolve_options``; each other
+    # one arrives as its value, or as its default.
 
     def give(function: Callable[..., Any]) -> Callable[..., Any]:
         for word in reversed(PYTEST_WORDS):
@@ -150,15 +148,13 @@ def flags(command: str, **types: Type) -> Decorator:
 
 
 def pytest_word(flag: str) -> Decorator:
-    """Give a command of a plugin a flag of pytest's; put it below :func:`flags`, as it is handed on like those of ``run``."""
+    """Add a flag of pytest to a plugin's command. Put it below :func:`flags`: it is passed on like those of ``run``."""
     return next(_pytest_flag(word) for word in PYTEST_WORDS if flag in word.flags)
 
 
 def flags_handed_on(inner: str, *, by: str) -> Decorator:
-    """Let a command take the flags of the one that it starts, too, without showing them: see :func:`words_handed_on`.
-
-    A flag that both have is the outer one's own.
-    """
+    """Let a command accept the flags of the one that it starts, without showing them: see :func:`words_handed_on`."""
+    # A flag that both have belongs to the outer one.
     own = {option.flag for option in options_of(by)}
 
     def give(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,18 +170,18 @@ def flags_handed_on(inner: str, *, by: str) -> Decorator:
 
 
 def words_handed_on(context: click.Context) -> tuple[str, ...]:
-    """What the command line has of the flags of the inner command, for that one's command line."""
+    """Return the inner command's flags on this command line, for the inner command line."""
     return tuple(context.meta.get(_HANDED_ON, ()))
 
 
 def take_secrets(
     words: Sequence[str], command: str, environ: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Words for a command without the secrets among them, which are not to stand on its command line.
+    """Remove secrets from the words of a command, because command lines are public.
 
     Returns:
-        The other words, and the environment in which the variables have the secrets instead, each behind what is there on a
-        line of its own.
+        The other words, and an environment in which variables have the secrets, each on a separate line after the
+            existing value.
     """
     secret = {option.flag: option.variable for option in options_of(command) if option.secret}
     left: list[str] = []
@@ -202,7 +198,7 @@ def take_secrets(
 
 
 def was_given(option: Option) -> bool:
-    """Whether the command line of the running command, or the variable, has the option, perhaps with its default."""
+    """Return whether the command line of the running command or the variable sets the option, even to its default."""
     return option in click.get_current_context().meta.get(_GIVEN, ())
 
 

@@ -9,17 +9,17 @@ from disttest.model import Frozen
 from disttest.options.values import SWITCH, Type
 
 PLANS = "Plans, timings and floors"
-"""A title of options."""
+"""Title of a group of options."""
 IN_CONTAINER = ("run", "plan", "doctor")
-"""Commands that import tests, and so need torch: their actions may start the image. The others run on the host."""
+"""Commands that import tests and so need torch: their actions may start the image. Other commands run on the host."""
 
 
 class PluginSettings(Protocol):
-    """Settings that have the options of plugins in a run."""
+    """Settings that carry the options of plugins in a run."""
 
     @property
     def plugin_options(self) -> Mapping[str, str]:
-        """Field of an option -> its value as text, for those that were given."""
+        """Field of an option, mapped to its value as text, for options that were given."""
 
 
 class Option(Frozen):
@@ -28,62 +28,62 @@ class Option(Frozen):
     name: str
     type: Type
     help: str
-    """One sentence, without the default, which is put behind it."""
+    """One sentence without the default, which is appended."""
     commands: tuple[str, ...]
     default: Any = None
-    """The value unless it is given."""
+    """The value if it is not given."""
     otherwise: str = ""
-    """What happens unless it is given, where the default does not say it."""
+    """The effect if it is not given, where the default does not express it."""
     by_command: str = ""
-    """What the command gives where nobody does; plain pytest has the default."""
+    """The default of the command; plain pytest uses ``default``."""
     many: bool = False
-    """It is given once for each value; as an input of the action, one a line."""
+    """Whether it is given once for each value, or as an input of the action one per line."""
     secret: bool = False
-    """Its value appears on no command line of a child process and in no record."""
+    """Whether its value must be on no command line of a child process and in no record."""
     shortest: int = 0
-    """Characters that a value of a secret option needs as a flag."""
+    """Minimum length of a secret value on the command line, in characters."""
     in_environment: bool = False
-    """The input of the action travels in the option's variable, as it may hold a secret; a command line can be read by all."""
+    """Whether the action passes it in a variable, because it may hold a secret and command lines are public."""
     contained: str = ""
-    """Advice to those who give it where no container is started, which is an error; empty: nothing is lost there."""
+    """Advice for users who give it where no container is started, which is an error; empty if nothing is lost."""
     has_variable: bool = False
-    """Whether ``DISTTEST_NAME`` is read where the flag is not given."""
+    """Whether ``DISTTEST_NAME`` is read if the flag is not given."""
     inputs: tuple[str, ...] = ()
-    """Commands of whose actions it is an input."""
+    """Commands whose actions have it as an input."""
     input_default: str = ""
-    """What an action gives where its user gives nothing, if that is not the option's own default."""
+    """Value that an action passes if its user gives none, if it differs from the option's default."""
     repeated: bool = False
-    """Whether the command that repeats one test of a run has it."""
+    """Whether the command that repeats one test of a run includes it."""
     hidden: bool = False
     for_command: bool = False
-    """Whether only the command reads it, and no pytest process; a project's file may have it, too."""
+    """Whether only the command reads it, and no pytest process. A project's file may set it, too."""
     in_file: bool = True
-    """Whether a project's file may have it, if it is an option of ``run``."""
+    """Whether a project's file may set it, if it is an option of ``run``."""
     elsewhere: bool = False
-    """Whether it is about a run on other machines; an input of the action that has it is for the nodes."""
+    """Whether it configures a run on other machines. As an input of the action it is for the nodes."""
     title: str = ""
-    """Heading of its group in the help of the command; empty for the usual ones."""
+    """Heading of its group in the help of the command; empty for the usual groups."""
     of_every_run: bool = False
     """Whether commands of plugins that run tests have it, too."""
     shapes_tests: bool = False
-    """Whether the tests and worlds of a run depend on it; commands that only collect show no other option of a run."""
+    """Whether tests and worlds of a run depend on it. Commands that only collect show no other options of a run."""
     aliases: tuple[str, ...] = ()
     """Other flags for it."""
     no_flag: bool = False
-    """Whether the project's file and the variable set it, but no flag."""
+    """Whether only the project's file and the variable set it."""
     formerly: tuple[tuple[str, str], ...] = ()
-    """Earlier names, each with the words for it now; an earlier name is refused with these for one release."""
+    """Earlier names, each with its replacement. An earlier name is refused with it for one release."""
 
     @property
     def field(self) -> str:
-        """Its name as an argument, and as a field of a record."""
+        """Name as an argument, and as a field of a record."""
         return self.name.replace("-", "_")
 
     def of(self, settings: PluginSettings) -> Any:
-        """The value of an option of a plugin in a run.
+        """Return the value of a plugin's option in a run.
 
         Args:
-            settings: the options of the run, or the part that worlds and ranks know. Worlds know no secret options.
+            settings: the options of the run, or the part for worlds and ranks, which has no secret options.
         """
         given = getattr(settings, "secret_options", {}) if self.secret else settings.plugin_options
         text = given.get(self.field)
@@ -91,7 +91,7 @@ class Option(Frozen):
 
     @property
     def flag(self) -> str:
-        """On the command line."""
+        """Flag on the command line."""
         return f"--{self.name}"
 
     @property
@@ -101,23 +101,23 @@ class Option(Frozen):
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag may stand alone, for ``true``."""
+        """Whether the flag without a value means ``true``."""
         return self.type is SWITCH
 
     @property
     def form(self) -> str:
-        """What stands behind the flag in help and docs."""
+        """Placeholder of the value in help and docs."""
         return f"[{self.type.form}]" if self.is_switch else self.type.shown_form
 
     @property
     def description(self) -> str:
-        """The help with the default: for a flag, whose values stand beside it."""
+        """Help text with the default, for a flag whose values are listed next to it."""
         shown = self.otherwise or self.shown_default
         return f"{self.help.removesuffix('.')} (default: {shown})." if shown else self.help
 
     @property
     def input_description(self) -> str:
-        """The same for an input of the action, of which a reader sees no more than this."""
+        """Help text with values and default, for an input of the action."""
         lower = f"{self.description[0].lower()}{self.description[1:]}"
         if self.many and not self.secret:
             return f"One {self.type.form} a line: {lower}"
@@ -128,13 +128,13 @@ class Option(Frozen):
 
     @property
     def shown_default(self) -> str:
-        """The default as text; empty for one that says nothing."""
+        """The default as text; empty for a default that says nothing."""
         is_said = self.default is not None and self.default is not False and self.default not in ("", ())
         return self.type.show(self.default) if is_said else ""
 
 
 def rows_of(*commands: str) -> Any:
-    """Makes the rows of these commands, all of them inputs of their actions unless told otherwise."""
+    """Return a maker of rows for these commands; by default each row is an input of their actions."""
 
     def make(
         name: str, type_: Type, help_: str, *, inputs: tuple[str, ...] = commands, **more: Any
@@ -147,7 +147,7 @@ def rows_of(*commands: str) -> Any:
 def of_every_run(
     name: str, type_: Type, help_: str, *, plan: bool = False, inputs_of_action: bool = True, **more: Any
 ) -> Option:
-    """An option of every run: a variable, an option of the pytest plugin, and handed from process to process as text."""
+    """Return an option of every run: a variable, an option of the pytest plugin, passed between processes as text."""
     inputs: tuple[str, ...] = ("run", "plan") if plan else ("run",)
     if not inputs_of_action or more.get("no_flag"):
         inputs = ()

@@ -1,4 +1,4 @@
-"""``[tool.disttest]`` of a pyproject.toml: its keys are the options of every run, and give way to flags and variables."""
+"""``[tool.disttest]`` of a pyproject.toml: its keys are the options of every run. Flags and variables override them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.registry import PROJECT_OPTIONS, RUN_OPTIONS, replacement_of
 
+# A second set of options would drift: the keys are the options' names, and their values are checked as flags are.
+# The command reads the file once and passes the values on as flags, so that no other process can find another file.
 FILE_OPTIONS = {option.name: option for option in PROJECT_OPTIONS if not option.secret}
-"""Key -> option. Secrets do not belong into a file that is committed."""
+"""Options by key. Secrets do not belong into a committed file."""
 
 
 class ProjectSettings(Frozen):
-    """What a project says of its runs."""
+    """A project's settings of its runs."""
 
     path: Path | None = None
-    """The file; None where no file has the table."""
+    """The file; None if no file has the table."""
     texts: Mapping[str, str] = {}
-    """Name of an option -> its value as the text that a flag would have; each of them makes sense."""
+    """Name of an option, mapped to its valid value, in the text form of the flag."""
 
     def fill(self, flags: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The flags (by field name), those of the file added where neither a flag nor a variable says otherwise."""
+        """Return the flags by field name, completed by the file's settings that flags and variables leave open."""
         variables = environment() if environ is None else environ
         rows = [(FILE_OPTIONS[name], text) for name, text in self.texts.items()]
         added = {
@@ -40,14 +42,14 @@ class ProjectSettings(Frozen):
 
 
 def read_project_settings(targets: Sequence[str] = (), folder: Path | None = None) -> ProjectSettings:
-    """The settings for these tests: those of the nearest pyproject.toml with the table, at or above their common folder.
+    """Read the settings for tests: those of the nearest pyproject.toml with the table, at or above their common folder.
 
     Args:
-        targets: paths and node ids; what is no path here does not count.
-        folder: where relative paths begin, and the search where no target is a path; the current one unless given.
+        targets: paths and node ids; names that are no paths here are ignored.
+        folder: base of relative paths, and start of the search if no target is a path; the current folder unless given.
 
     Raises:
-        UsageError: a file is no TOML, or has a key or a value that makes no sense; the message names both.
+        UsageError: a file is not valid TOML, or has an invalid key or value; the message names both.
     """
     start = folder or Path.cwd()
     paths = [start / target.partition("::")[0] for target in targets]
@@ -60,19 +62,19 @@ def read_project_settings(targets: Sequence[str] = (), folder: Path | None = Non
 
 
 def read_table(path: Path, *names: str) -> dict[str, Any] | None:
-    """A table below ``[tool]`` of a file (``disttest`` unless named); None where it has none, or cannot be read.
+    """Read a table below ``[tool]`` of a file (``disttest`` unless named); None if it is missing or unreadable.
 
     Raises:
-        UsageError: the file is no TOML.
+        UsageError: the file is not valid TOML.
     """
     names = names or ("disttest",)
-    if not path.is_file():  # a pipe would be waited for; pytest passes it by, too
+    if not path.is_file():  # opening a pipe would block; pytest ignores it, too
         return None
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    if names[0] not in text:  # other people's files need not be TOML
+    if names[0] not in text:  # a file without the table need not be valid TOML
         return None
     try:
         table: Any = tomllib.loads(text).get("tool", {})
@@ -108,7 +110,7 @@ def _not_a_setting(key: str) -> str:
 
 
 def _text(option: Option, value: object, where: str, folder: Path) -> str:
-    """The value as the text that a flag would have, checked as a flag's is."""
+    """Return the value in the text form of the flag, checked as a flag."""
     parts = value if isinstance(value, list) else [value]
     if not all(isinstance(part, str | int | float) for part in parts):
         raise UsageError(f"{where}: {value!r} is not {option.type.shown_form}")

@@ -1,4 +1,4 @@
-"""Options of pytest that our commands take as they are, without ``--`` before them."""
+"""Options of pytest that disttest's commands accept without ``--`` before them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ PYTEST_GROUP = "Options of pytest (all others behind --)"
 
 
 class PytestWord(Frozen):
-    """One of them."""
+    """One such option."""
 
     flags: tuple[str, ...]
     help: str
     commands: tuple[str, ...] = ("run",)
     form: str = ""
-    """What stands behind it; empty where nothing does."""
+    """Placeholder of its value; empty if it has none."""
     many: bool = False
-    """Whether it may be given several times, each with a value of its own."""
+    """Whether it may be repeated, each time with a value."""
 
 
 _COLLECTING = ("run", "list", "plan")
@@ -50,4 +50,4 @@ PYTEST_WORDS = (
         help="Debug a test where it fails; of a world, the rank that fails first.",
     ),
 )
-"""All others stand behind ``--``, where pytest's command line begins."""
+"""All other options are given after ``--``, where pytest's command line begins."""

@@ -1,4 +1,4 @@
-"""The registry: one row for each option of each command, in the order in which help and docs have them."""
+"""The registry: one row for each option of each command, in the order of help and docs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = [
 
 
 def _of_plugins() -> Iterator[Option]:
-    """The options that plugins add.
+    """Yield the options that plugins add.
 
     Raises:
         PluginError: one has the name of another option of the same command, or takes many values in each run.
     """
     known = {(name, option.name): "disttest" for option in run_rows.RUN_OPTIONS for name in option.commands}
     for plugin, option in plugin_manager().items("disttest_addoptions", Option):
-        # The values of a secret option travel as the lines of one text.
+        # The values of a secret option are the lines of one text.
         if option.many and not option.secret and "run" in option.commands and not option.for_command:
             raise PluginError(
                 f"plugin {plugin}: {option.flag} of run has many=True; let its type split one text instead"
@@ -58,13 +58,13 @@ def _of_plugins() -> Iterator[Option]:
 
 
 PLUGIN_OPTIONS: tuple[Option, ...] = tuple(_of_plugins())
-"""Those of plugins, of all commands."""
+"""Options of plugins for all commands."""
 
 RUN_OPTIONS = (
     *run_rows.RUN_OPTIONS,
     *(option for option in PLUGIN_OPTIONS if "run" in option.commands and not option.for_command),
 )
-"""Those of every run, in this process and in the pytest processes that it starts."""
+"""Options of every run, for this process and the pytest processes that it starts."""
 
 COMMAND_SETTINGS = (
     *(option for option in PLUGIN_OPTIONS if option.for_command and "run" in option.commands),
@@ -73,7 +73,7 @@ COMMAND_SETTINGS = (
 """Options of a run that only the command reads."""
 
 PROJECT_OPTIONS = (*RUN_OPTIONS, *(option for option in COMMAND_SETTINGS if option.in_file))
-"""What a project's file may say of a run."""
+"""Options of a run that a project's file may set."""
 
 OPTIONS = (
     *OTHER_OPTIONS,
@@ -85,16 +85,16 @@ OPTIONS = (
 )
 
 _OF_ANY_RUN = ("deadline", "results", "seed", "progress", "mask")
-"""Options that other commands that run tests show, besides those that shape the tests."""
+"""Further options that other commands that run tests show, besides those that determine the tests."""
 _RUNNING = frozenset(name for _, name in plugin_manager().items("disttest_commands_that_run", str))
 
 
 PLUGIN_SWITCHES = frozenset(f"--disttest-{option.name}" for option in RUN_OPTIONS if option.is_switch)
-"""Options of the plugin that may stand alone, for ``true``."""
+"""Options of the plugin that mean ``true`` without a value."""
 
 
 def options_of(command: str) -> tuple[Option, ...]:
-    """The options of a command, in order."""
+    """Return the options of a command, in order."""
     runs = command in _RUNNING
     return tuple(option for option in OPTIONS if command in option.commands or (runs and option.of_every_run))
 
@@ -103,13 +103,13 @@ _COMMON = (
     *("world-sizes", "backend", "device", "gpus", "timeout", "deadline", "results", "last-failed"),
     *("failed-first", "repeat", "retries", "isolation", "isolate-files", "spmd", "progress", "resident"),
 )
-"""The options of ``disttest run`` that its help shows first."""
+"""Options of ``disttest run`` that its help lists first."""
 WITHOUT_FLAG = "Settings without a flag"
-"""The title of the options that only the project's file and variables set."""
+"""Title of the options that only the project's file and variables set."""
 
 
 def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
-    """The options of a command by the titles of its help; a command with few of them has one group."""
+    """Return the options of a command by the titles in its help. Except ``run``, commands have one group."""
     options = options_of(command)
     if command != "run":
         return (("Options", tuple(row for row in options if is_shown(row, command))),)
@@ -124,7 +124,7 @@ def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
 
 
 def is_shown(option: Option, command: str) -> bool:
-    """Whether the help of a command shows an option; it takes those of a run that have no effect there, too."""
+    """Return whether a command's help shows an option. Options of a run without effect are accepted but not shown."""
     matters = command == "run" or not option.of_every_run or option.shapes_tests
     matters = matters or (command in _RUNNING and option.name in _OF_ANY_RUN)
     return matters and not (option.hidden or option.no_flag)
@@ -137,7 +137,7 @@ def _title_of(option: Option) -> str:
 
 
 def replacement_of(word: str) -> str:
-    """The advice for a flag or setting that this release moved or removed; empty for all others."""
+    """Return the advice for a flag or setting that this release moved or removed; empty for all others."""
     name = word.removeprefix("--")
     for option in OPTIONS:
         if now := dict(option.formerly).get(name):
@@ -151,5 +151,5 @@ def replacement_of(word: str) -> str:
 
 
 def default_of(name: str) -> Any:
-    """The default of an option of a run."""
+    """Return the default of an option of a run."""
     return next(option.default for option in RUN_OPTIONS if option.name == name)

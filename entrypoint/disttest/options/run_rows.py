@@ -1,4 +1,4 @@
-"""The rows of ``disttest run``: what every run takes, and what this command takes."""
+"""The options of ``disttest run``: those of every run, and those of this command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from disttest.planning.gpu_request import GpuShare, parse_share
 UNTIL_FAIL = "until-fail"
 """The value of ``--repeat`` that stops at the first failure."""
 MOST_REPEATS = 100
-"""How often it repeats each test at most."""
+"""Number of repetitions after which it stops."""
 
 RUN_OPTIONS = (
     of_every_run(
@@ -194,7 +194,7 @@ FLOOR_OPTIONS = (
         default=False,
     ),
 )
-"""What must have run for a run to count."""
+"""Minimum requirements for a run to count."""
 
 SELECTION_OPTIONS = (
     rows_of("run", "plan")(
@@ -217,4 +217,4 @@ SELECTION_OPTIONS = (
     ),
     *FLOOR_OPTIONS,
 )
-"""What a run takes from earlier runs, and the floors under it."""
+"""Options that refer to earlier runs, and the minimum requirements."""

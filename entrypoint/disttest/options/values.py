@@ -1,4 +1,4 @@
-"""The types of values that options take: how text becomes one, and how the default is written. Pure."""
+"""The types of option values: parsing, and the form of the default. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from disttest.model import Frozen, Isolation
 from disttest.plugin_manager import plugin_manager
 
 LARGEST_WORLD = 1024
-"""A world is the processes of one machine; a larger one is a slip of the keyboard."""
+"""Largest size of a world, which is on one machine. A larger number is a typing error."""
 MOST_SLOTS = 10_000
-"""The same of slots, each of which is an object in memory."""
+"""Largest number of slots, each of which is an object in memory."""
 
 AUTO = "auto"
 _LAST_PORT = 65535
@@ -28,29 +28,29 @@ class Type(Frozen):
     """A type of values."""
 
     form: str
-    """What stands for a value in help and docs: ``SECONDS``, ``auto|cpu|cuda``."""
+    """Placeholder of a value in help and docs: ``SECONDS``, ``auto|cpu|cuda``."""
     parse: Callable[[str], Any] = str
-    """Text in, value out; raises :class:`UsageError`."""
+    """Converts text to a value; raises :class:`UsageError`."""
     show: Callable[[Any], str] = str
-    """The reverse, for the default."""
+    """Converts a value to text, for the default."""
     choices: tuple[str, ...] = ()
-    """All values, where they can be counted."""
+    """All values, if they can be listed."""
     provided: Callable[[], Iterable[str]] = tuple
-    """Forms of the values that plugins add; called only when the type is shown."""
+    """Returns the forms of values that plugins add; called only when the type is shown."""
 
     @property
     def shown_form(self) -> str:
-        """The form, with the values of plugins."""
+        """Placeholder including the values of plugins."""
         return "|".join((self.form, *self.provided()))
 
     @property
     def shown_choices(self) -> tuple[str, ...]:
-        """The choices, with the values of plugins."""
+        """Choices including the values of plugins."""
         return (*self.choices, *self.provided()) if self.choices else ()
 
 
 def parse_world_size(text: str) -> int:
-    """A world size: a whole number of ranks, from 1.
+    """Parse a world size: a whole number of ranks, from 1.
 
     Raises:
         UsageError: it is not one.
@@ -61,10 +61,10 @@ def parse_world_size(text: str) -> int:
 
 
 def check_world_size(size: object) -> int:
-    """The size, if it can be one.
+    """Return the size if it is valid.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it is not.
     """
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_WORLD:
         raise UsageError(f"world size {size!r} is not a whole number from 1 to {LARGEST_WORLD}")
@@ -72,7 +72,7 @@ def check_world_size(size: object) -> int:
 
 
 def check_seconds(value: object) -> float:
-    """A positive number of seconds.
+    """Return a positive number of seconds.
 
     Raises:
         UsageError: it is not one.
@@ -83,7 +83,7 @@ def check_seconds(value: object) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """A size in bytes, from ``64k``, ``8m`` or ``1g``.
+    """Parse a size in bytes, from ``64k``, ``8m`` or ``1g``.
 
     Raises:
         UsageError: it is not one.
@@ -172,17 +172,17 @@ def _isolation(text: str) -> Isolation | None:
 
 
 def text(form: str) -> Type:
-    """Any text."""
+    """Return the type of any text."""
     return Type(form=form)
 
 
 def path(form: str) -> Type:
-    """A path."""
+    """Return the type of paths."""
     return Type(form=form, parse=Path)
 
 
 def one_of(*choices: str, make: Callable[[str], Any] = str) -> Type:
-    """One of these; ``make`` turns it into a value."""
+    """Return the type of these choices; ``make`` converts the text."""
 
     def parse(text: str) -> Any:
         if text not in choices:
@@ -193,7 +193,7 @@ def one_of(*choices: str, make: Callable[[str], Any] = str) -> Type:
 
 
 def devices(*known: str) -> Type:
-    """One of these types of devices, or a device that a plugin provides."""
+    """Return the type of devices: these, or one that a plugin provides."""
 
     def parse(text: str) -> str:
         if text in known or check_provided(text):
@@ -204,10 +204,10 @@ def devices(*known: str) -> Type:
 
 
 def check_provided(device: str) -> bool:
-    """Whether a plugin provides this device.
+    """Return whether a plugin provides this device.
 
     Raises:
-        UsageError: the value names the plugin's device in a wrong way.
+        UsageError: the value has a plugin's device in an invalid form.
     """
     name = device.partition(":")[0]
     for form, check in _provided_devices().items():
@@ -222,7 +222,7 @@ def _provided_devices() -> Mapping[str, Any]:
 
 
 def member_of(kind: type[StrEnum]) -> Type:
-    """A member of an enumeration, by its value."""
+    """Return the type of an enumeration's members, by value."""
     return one_of(*kind, make=kind)
 
 
@@ -233,7 +233,7 @@ WHOLE = Type(form="N", parse=_whole)
 PORT = Type(form="PORT", parse=_port)
 SECONDS = Type(form="SECONDS", parse=_seconds, show="{:g}".format)
 SECONDS_OR_NONE = Type(form="SECONDS", parse=_seconds_or_none, show="{:g}".format)
-"""A limit; 0: none."""
+"""A time limit; 0 means none."""
 RATIO = Type(form="0…1", parse=_ratio, show="{:g}".format)
 BYTES = Type(form="SIZE", parse=parse_bytes, show=_show_bytes)
 SWITCH = Type(form="true|false", parse=_switch, choices=("true", "false"))
@@ -245,7 +245,7 @@ LINES = Type(form="VALUE", parse=_values)
 
 
 def spell_out(words: Sequence[str], switches: AbstractSet[str]) -> list[str]:
-    """The words of a command line with the value of each switch in its own word."""
+    """Return the words of a command line with the value of each switch in the same word."""
     spelled: list[str] = []
     for word in words:
         if spelled and spelled[-1] in switches and word.lower() in SWITCH.choices:
