@@ -139,6 +139,7 @@ def _lower_limit(group: Group, limit: timedelta) -> None:
         return
     pg = next((pg for pg in _c10d()._world.pg_map if pg.group_name == group.name), None)  # noqa: SLF001
     if pg is not None:
+        # ProcessGroup.set_timeout of torch 2.13 can replace this once all supported versions have it.
         _c10d()._set_pg_timeout(limit, pg)  # noqa: SLF001
 
 

@@ -81,6 +81,7 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
     runs, options = _prepare(targets, tuple(pytest_args), given)
     wanted = _wanted(given, options)
     directory = claim(options.results) if options.results else claim_default(warn)
+    # The faults are known only after the baseline, so it is a separate run. That costs one start of pytest.
     before = claim(directory.path / BEFORE)
     baseline, owes = runs.run(ChaosPlan(), before)
     if baseline.exit_code != ExitCode.PASSED:
@@ -93,6 +94,7 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
     if not any(each.cases for each in drawn):
         raise UsageError("no passed test calls torch.distributed; name tests with a world_size mark that do")
     slots = runs.flags.get("slots") or str(
+        # Most worlds only wait for a time limit, so more ranks run at a time than in other runs.
         _slots(max(_size(each.test) for each in drawn), runs.hardware.cpus)
     )
     with_faults, owes = runs.run(_plan(drawn), directory, slots=slots)

@@ -97,6 +97,7 @@ def make_case(test: TestCase, baseline: TestResult, fault: Fault, wanted: Wanted
         calls=len(victim.calls),
         needing=needing(ranks, fault),
         numbers={str(rank.rank): rank.numbers for rank in ranks if rank.numbers},
+        # torch's default of 30 minutes (10 for NCCL) would make each silent fault that long.
         limit_s=wanted.limit_s,
         delay_s=wanted.delay_s,
         timeout_s=5 * baseline.duration_s + 2 * wanted.limit_s + wanted.delay_s + within_s + SLACK_S,

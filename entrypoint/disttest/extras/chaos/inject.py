@@ -23,6 +23,7 @@ def inject(fault: Fault, *, delay_s: float) -> None:
         # one.
         case FaultKind.KILL:
             signal.raise_signal(signal.SIGKILL)
+        # A stopped process keeps its connections: its peers see silence, as from a machine that hangs.
         case FaultKind.STOP:
             signal.raise_signal(signal.SIGSTOP)
         case FaultKind.RAISE:

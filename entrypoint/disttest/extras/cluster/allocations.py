@@ -97,6 +97,8 @@ def _spanning(
     for batch in build_batches(tests, timings, slots=1, failed=failed, together=together):
         shape = batch.shape
         by_shape.setdefault((shape.nodes, shape.ranks_per_node, shape.device), []).append(batch)
+    # One allocation for all worlds of a shape: a new world after a failure is forked from processes that have collected
+    # already. A new step for each world would queue, import torch and collect again.
     for (nodes, ranks, device), batches in by_shape.items():
         beside = max(1, min(at_once, pool.nodes // nodes, len(batches)))
         for part in _deal(batches, beside):

@@ -53,6 +53,7 @@ def launch(
     host = this_host()
     # After the first argument, which may be the name of a command.
     words = (*arguments[:1], *words_handed_on(context), *arguments[1:])
+    # Secrets leave the command line, which other users can read in /proc, for the environment.
     inside, environ = take_secrets(words, "run", host.environ)
     host = dataclasses.replace(host, environ=environ)
     options = read_options((*inside, *_pytest_part(context.obj)), host, **asked)

@@ -45,6 +45,7 @@ def with_requirements(
     """
     text = _read(requirements)
     with engine_errors(f"looking for image {image}"):
+        # The layer is made with pip, which the image has: the same hash checks and constraints. uv would add 60 MB.
         base = str(client.images.get(image).id)
         tag = f"{NAME}:{hashlib.sha256(f'{base} {text}'.encode()).hexdigest()[:16]}"
         try:

@@ -150,6 +150,7 @@ def _run(
     try:
         outcome = _run_container(client, prepared, switch, say)
     except EngineError as error:
+        # A CPU run does not need the limits, and NCCL reports what it lacks.
         if not spec.raise_limits or LIMITS_REFUSED not in str(error):
             raise
         say("warning: the engine may not raise memlock and stack limits; NCCL may need them [ulimit-refused]")

@@ -104,6 +104,7 @@ def supervise(
 
 
 def _in_background(work: Callable[[], None]) -> threading.Thread:
+    # The SDK's calls block, so threads wait for the container and its output.
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread

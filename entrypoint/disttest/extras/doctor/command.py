@@ -64,6 +64,7 @@ def _tidy(diagnosis: Diagnosis, lease_dir: Path, *, clean: bool) -> list[str]:
     lines: list[str] = []
     if lease_dir.is_dir():
         lines += update_quarantine(diagnosis, lease_dir)
+    # Processes of other containers are invisible in /proc, but may use the same shared memory.
     if clean and not sees_all_users():
         lines.append(
             "shared memory is not cleaned: processes of other containers, which are not visible here, may use it"

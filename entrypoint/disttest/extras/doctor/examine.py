@@ -64,6 +64,8 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
     started_s = clock()
     with Prover(worker=examination.worker, bounds=examination.bounds) as prover:
         machine = detect_machine(library=examination.library, root=examination.root)
+        # The prover imports torch once, and its forks ask for facts and test the devices. An import for each question
+        # took three times as long on two processors. A fork that hangs or crashes still has a name.
         torch = prover.ask_torch()
         leases = _leases(examination.lease_dir, machine)
         held = {state.slot.name for state in leases if state.held}

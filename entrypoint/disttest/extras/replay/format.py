@@ -147,6 +147,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # O_EXCL and O_NOFOLLOW: a test may have put a link or a file of its own there.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(path, flags, 0o644)
         self._size = os.write(self._fd, MAGIC)

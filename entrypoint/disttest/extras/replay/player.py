@@ -32,6 +32,7 @@ _FULL_NAMES = {row.name: row.op for row in OPERATIONS}
 _OF_CALLS = frozenset({WaitKind.WORK, WaitKind.FUTURE, WaitKind.TENSOR, WaitKind.OPERATION})
 
 
+# Clocks, files and threads are not recorded: if they mattered, the calls or the values differ, and the replay stops.
 class ReplayStopped(BaseException):
     """The replay cannot continue. A BaseException, so that the test does not handle it."""
 

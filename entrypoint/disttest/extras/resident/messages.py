@@ -107,6 +107,7 @@ def send_answer(line: socket.socket, answer: Answer, descriptors: Sequence[int] 
     Raises:
         OSError: no process listens any more.
     """
+    # Descriptors instead of a relay: terminal, pipes and files arrive as they are, and nothing copies their data.
     socket.send_fds(line, [msgspec.json.encode(answer)], descriptors)
 
 

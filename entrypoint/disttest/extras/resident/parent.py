@@ -118,6 +118,7 @@ class Parent:
             if self.parts.missing():
                 self._import(self.parts.import_missing)
             if self._listener.fileno() in ready:
+                # The fork reads the request, so a slow client never blocks the parent.
                 connection, _ = self._listener.accept()
                 child = fork_here()
                 if child is None:
@@ -255,6 +256,8 @@ def _terms(run: ForkRequest) -> ForkTerms | None:
     return terms
 
 
+# Other packages are kept only if resident-imports names them. A run imports them after its conftest, which may set
+# variables, paths or backends that they read at import; a parent has none of that.
 def _worth_keeping(names: Sequence[str], folder: Path) -> list[str]:
     """Select modules that another run would import unchanged: not the tests', not rewritten by this pytest."""
     own = _own()
@@ -270,10 +273,13 @@ def _worth_keeping(names: Sequence[str], folder: Path) -> list[str]:
 
 def _peer(connection: socket.socket) -> int:
     """Return the user id of the process at the other end."""
+    # https://man7.org/linux/man-pages/man7/unix.7.html (SO_PEERCRED)
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", told)[1])
 
 
+# The fork becomes the command, not only its pytest process: that one is then a child of the command as without a
+# parent, and is supervised in the same way. A parent that is killed takes no run along.
 def _be_command(
     connection: socket.socket, run: ForkRequest, descriptors: Sequence[int], at_end: Callable[[], None]
 ) -> NoReturn:

@@ -41,6 +41,8 @@ def find_touched(
         tests: files that have tests.
         names: for each Python file, the names by which it may refer to others.
     """
+    # Recording imports at run time would credit a module to its first importer only, and knows nothing of a file that
+    # could not be collected.
     meant_by = _importers({*names, *saved}, names)
     touched: set[Path] = set()
     for path in saved:

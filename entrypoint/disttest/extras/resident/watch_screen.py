@@ -140,6 +140,7 @@ class _Watch:
         self._asked, self._why = tuple(targets), why
         self._number += 1
         results, before = self._results(self._number), self._results(self._number - 1) / FILE_NAME
+        # Each run is a fork of this process that becomes the command, so that no state of an earlier run is left.
         words = ["run", "--resident", *self._asked, f"--results={results}", "--progress=lines"]
         if before.exists():
             words += [f"--timings={before}", "--failed-first"]

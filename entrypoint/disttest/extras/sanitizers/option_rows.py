@@ -10,6 +10,7 @@ SANITIZE = of_every_run(
     "sanitize",
     Type(form=FORM, parse=parse_chosen, show=show_chosen),
     "Look for more faults in tests that pass; a finding fails the test, or with :warn is a warning beside its verdict.",
+    # A warning by default: a finding has passed on this backend.
     default=(Chosen(name="order", fails=False),),
     repeated=True,
 )

@@ -69,6 +69,7 @@ def plan_command(
         if given["setup"] is not None:
             from disttest.cli.setup_script import run_setup
 
+            # Its failure is exit code 10: neither a test nor a machine is to blame.
             run_setup(given["setup"])
         pools = parse_pools(
             given["pool"],

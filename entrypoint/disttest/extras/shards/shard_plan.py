@@ -33,6 +33,7 @@ LEAST_SHARD_S = 300.0
 """Least work, in seconds, for which a lease of its own pays off when each lease is also a workflow job."""
 
 
+# A shard keeps the nodes and the partition for which its tests were named: with other ones it would find none of them.
 class Grant(Frozen):
     """Nodes of a scheduler that a shard asks for."""
 
@@ -233,6 +234,8 @@ def check_device(plan: Plan, number: int, selection: Selection, device: str) -> 
     if shard is None or not worlds:
         return
     if on_gpus and device == "cpu":
+        # Names of tests contain the backend: a plan made without GPUs names tests that GPU runners do not have. All of
+        # them would be missing, and the tests that they do have would be new, and run in the last shard.
         raise NotEnoughDevices(
             f"shard {number} of the plan has worlds on GPUs ({on_gpus}), and this run has no GPU: "
             f"give it a runner of the pool {shard.pool!r} (see disttest doctor), or plan with --device cpu"
@@ -374,6 +377,7 @@ def _plan(shards: Iterable[Shard], revision: str) -> Plan:
         raise UsageError(
             f"the plan has {len(made)} shards, but a matrix holds {MATRIX_LIMIT}; give fewer runners (or nodes) to --pool"
         )
+    # The id identifies the content: shards of another plan are refused by a merge.
     digest = hashlib.sha256(msgspec.json.encode((PLAN_VERSION, revision, made))).hexdigest()
     return Plan(plan_id=digest[:16], shards=made, revision=revision)
 

@@ -257,6 +257,7 @@ def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
         conductor.refuse(str(error))
         conductor.close(JobOutcome(state=JobState.REJECTED, reason=str(error)))
         return
+    # A lost job is not submitted again: the queue may take hours, and --infra-retries pays for worlds, not for nodes.
     conduct(run, conductor, stop)
 
 

@@ -25,6 +25,7 @@ class JobRecorder(EventWriter):
         super().__init__(journal)
         self._home = home
         self._tell = tell
+        # Reentrant: an event and its line on the terminal belong together.
         self._lock = threading.RLock()
         self.lost = ""
         """The reason why results cannot be written any more, so that the run must end; empty while they can."""

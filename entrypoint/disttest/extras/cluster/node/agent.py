@@ -91,11 +91,13 @@ class Agent:
         self._client_gone = False
         self._heard_s = self._said_s = monotonic()
         self._cancelled_s: float | None = None
+        # The agent uses one loop without threads, so no read or write may block.
         os.set_blocking(0, False)
         os.set_blocking(1, False)
 
     def run(self) -> None:
         """Take the job, run it, and clean up."""
+        # https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
         adopt_orphans()
         with (
             contextlib.closing(NotedSignals(_CANCELLING)) as signals,

@@ -103,6 +103,7 @@ def facing(peer: str) -> str:
         return "127.0.0.1"
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # connect() of a UDP socket only selects the route; no packet is sent.
             probe.connect((peer, 9))
             return str(probe.getsockname()[0])
     except OSError:

@@ -24,4 +24,5 @@ class SchedulerModule(Protocol):
 
 def scheduler_named(name: str) -> SchedulerModule:
     """Import the module of a scheduler, which is one of ``LAUNCHERS`` in the options."""
+    # Imported by name: planning knows only the name of a scheduler, and must not import clusters.
     return cast("SchedulerModule", import_module(SCHEDULERS.get(name, f"{__name__}.{name}")))

@@ -99,6 +99,9 @@ class OrderRecorder(SanitizerRecorder):
             doubtful=self._doubtful,
         )
 
+    # Ranks only note calls, and the world compares them after the test. Asking the other ranks before each call, as
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL does, costs a round trip each and hangs where it should report:
+    # https://docs.pytorch.org/docs/stable/distributed.html#torch-distributed-debug
     def on_issue(self, call: Call) -> None:
         """Note a call."""
         if len(self._calls) >= MOST_CALLS:

@@ -47,6 +47,8 @@ def _by_number(stream: Stream) -> dict[tuple[str, int], GroupMaking]:
 
 
 def _finding(number: str, found: Mapping[int, GroupMaking | None]) -> PluginFinding:
+    # torch names groups by a counter of the process:
+    # https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group
     by_call: dict[str, list[int]] = {}
     for rank, making in found.items():
         by_call.setdefault(_describe(making), []).append(rank)

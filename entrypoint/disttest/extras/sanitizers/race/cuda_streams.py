@@ -43,6 +43,7 @@ class CudaStreams:
 
     def begin_issue(self, device: torch.device) -> None:
         """Note that this thread hands a call to its backend."""
+        # Work on a capturing stream does not run now.
         if not torch.cuda.is_current_stream_capturing():
             self.order.begin_issue(_current(device))
 

@@ -24,6 +24,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 """Subclasses (DTensor, FakeTensor, FSDP's flat parameter) are more than their numbers."""
 _BLOCKS = 32
 _SMALLEST_BLOCK = 1024
+# A thread that OpenBLAS starts would make the process unfit for forks.
 _DOT = 8192
 """Numbers of one dot product; with more than 9,216 OpenBLAS starts threads."""
 _SAMPLE = 2048
@@ -58,6 +59,7 @@ def read_tensor(tensor: Any, *, most_head: int) -> Content | None:
         return None
     try:
         if tensor.device.type != "cpu":
+            # A copy to the host would end the capture of a CUDA graph with an error.
             if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
                 return None
             tensor = tensor.detach().cpu()

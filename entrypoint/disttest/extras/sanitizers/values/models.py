@@ -225,6 +225,7 @@ def _unless_compiling(told: Callable[..., None]) -> Callable[..., None]:
     """Wrap a hook so that Dynamo finds it empty."""
 
     def hook(*arguments: Any) -> None:
+        # https://docs.pytorch.org/docs/stable/torch.compiler_api.html
         if not torch.compiler.is_compiling():
             told(*arguments)
 

@@ -59,6 +59,9 @@ class Evidence:
         if len(self._seen) > _MOST_STORAGES:
             self._seen = {key: seen for key, seen in self._seen.items() if not seen.storage.expired()}
 
+    # Ranks start with the same seed, so equal numbers prove nothing: only parameters that the test itself wraps, sends
+    # or reduces are compared. Equal input data on all ranks is no finding, although it is a known mistake, since most
+    # tests intend it.
     def judge(
         self, parameters: Sequence[torch.Tensor], wrapped: Mapping[int, tuple[int, ...]]
     ) -> dict[int, Replicas]:
