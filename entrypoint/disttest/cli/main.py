@@ -66,8 +66,9 @@ class _DefaultRun(click.Group):
 def command() -> None:
     """Run distributed PyTorch tests: real ranks, one verdict for each test, every rank's log kept.
 
-    \b disttest ddp                      a bundled suite (see: disttest list) disttest run tests/ -- -k reduce  your own
-    tests; what follows -- is for pytest
+    \b
+    disttest ddp                      a bundled suite (see: disttest list)
+    disttest run tests/ -- -k reduce  your own tests; words after -- are for pytest
     """
 
 

@@ -24,9 +24,13 @@ ALL = "all"
 @click.argument("results_dir", metavar="[DIR]", default="results", type=click.Path(path_type=Path))
 @flags("report", format=one_of(ALL, *reporters()))
 def report(results_dir: Path, history: tuple[Path, ...], **given: tuple[str, ...]) -> None:
-    """Write the reports of a run again, from its journal in DIR (default: results)."""
-    #  disttest report all reports of the last run disttest report old --format junit only old/junit.xml disttest
-    # report --format html --history old report.html with the trend since that run
+    """Write the reports of a run again, from its journal in DIR (default: results).
+
+    \b
+    disttest report                               all reports of the last run
+    disttest report old --format junit            only old/junit.xml
+    disttest report --format html --history old   report.html with the trend since that run
+    """
     _check_is_folder(results_dir)
     formats = given["format"]
     wanted = tuple(reporters()) if not formats or ALL in formats else formats

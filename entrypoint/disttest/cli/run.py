@@ -37,8 +37,10 @@ def run_command(do: Run) -> click.Command:
     @flags_of("run")
     @click.pass_obj
     def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **given: Any) -> Any:
-        """Run suites or paths of tests, and write reports into the results directory."""
-        # Without any, those that pytest finds: below its testpaths, else below the current folder.
+        """Run suites or paths of tests, and write reports into the results directory.
+
+        Without a target, pytest chooses the tests: those below its testpaths, or below the current folder.
+        """
         return do(targets, pytest_args, progress, given)
 
     return run
