@@ -46,7 +46,7 @@ CHECKS = (
     ),
     Check(
         "tests",
-        "forks, faults, who holds a GPU and what is left there: our own tests, off the emulated device",
+        "forks, faults, holders and leftovers: disttest's own tests, without the emulated device",
         ("pytest", "tests/cuda", "--real-gpus", "--quiet", "--no-header"),
     ),
     _over_nccl("smoke", "ranks are forks, each on its own GPU"),
@@ -62,7 +62,7 @@ CHECKS = (
     ),
     Check(
         "both backends",
-        "worlds on the CPU beside worlds on GPUs",
+        "worlds on the CPU next to worlds on GPUs",
         ("disttest", "smoke", "--backend", "gloo,nccl", "--world-sizes", "SIZES"),
     ),
 )
@@ -159,7 +159,7 @@ def _render(machine: dict[str, dict], wanted: list[Check], outcomes: list[Outcom
         rows.append(f"| {each.name} | {each.shows} | | not run{why} | |")
     failed = [f"\n## {each.check.name}\n\n```\n{each.said}\n```" for each in outcomes if each.code]
     head = [f"# {names[0]}", "", *warning, "Made by `make gpu`.", "", facts, ""]
-    table = ["| check | what it shows | command | came to | time |", "|---|---|---|---|---|", *rows]
+    table = ["| check | shows | command | result | time |", "|---|---|---|---|---|", *rows]
     return "\n".join([*head, *table, *failed]) + "\n"
 
 

@@ -42,11 +42,11 @@ def test_a_folder_names_its_commands_and_options(folder: Path) -> None:
     if add := getattr(plugin, "disttest_addcommands", None):
         add(group=group)
     commands = [f"disttest {name}" for name, command in group.commands.items() if not command.hidden]
-    flags = [
-        row.flag
+    options = [
+        row.name if row.no_flag else row.flag
         for owner, row in plugin_manager().items("disttest_addoptions", Option)
         if owner == f"disttest.{folder.name}" and "run" in row.commands
     ]
 
     assert [] == [name for name in commands if f"`{name}`" not in text]
-    assert [] == [flag for flag in flags if flag not in text and "and more" not in text]
+    assert [] == [option for option in options if option not in text and "and more" not in text]
