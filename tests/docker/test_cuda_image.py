@@ -47,7 +47,7 @@ def page_command(engine: Engine, cuda_image: str, libraries: Path, tmp_path: Pat
     The engine puts these in place for who asks for GPUs, and for nobody else. Of the suite one file is enough. On a
     machine whose root may not raise the limit on locked memory, no container may.
     """
-    ((typed, _),) = commands(blocks("docs/image.md", "The image"))
+    ((typed, _),) = commands(blocks("docs/image.md", "Run it by hand"))
     if subprocess.run(["bash", "-c", "ulimit -l unlimited"], check=False, capture_output=True).returncode:
         typed = typed.replace(" --ulimit memlock=-1", "")
     name = next(word for word in shlex.split(typed) if word.startswith("ghcr.io/"))

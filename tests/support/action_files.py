@@ -58,9 +58,7 @@ def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
     ]
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in outputs.items()]
     table = {f"{command}-inputs": ["", *(line for group in groups for line in group)]}
-    return table | (
-        {f"{command}-outputs": ["| output | what it says |", "|---|---|", *rows]} if outputs else {}
-    )
+    return table | ({f"{command}-outputs": ["| output | content |", "|---|---|", *rows]} if outputs else {})
 
 
 def _row(one: Input) -> str:

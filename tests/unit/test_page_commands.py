@@ -48,7 +48,8 @@ TYPED = {
         ("docs/tutorial.md", "Install"),
     },
     "tests/core/test_readme.py::test_a_suite_runs_from_a_clone_by_one_command": {("README.md", "Try it")},
-    "tests/docker/test_cuda_image.py::test_the_command_of_the_page": {("docs/image.md", "The image")},
+    "tests/docker/test_cuda_image.py::test_the_command_of_the_page": {("docs/image.md", "Run it by hand")},
+    "tests/docker/test_project.py::test_the_command_of_the_page": {("docs/image.md", "Run your tests in it")},
     "tests/cluster/test_runs.py::test_the_commands_of_the_page": {
         ("docs/clusters.md", "Clusters: worlds that span nodes, and pools of GPU hosts"),
         ("docs/clusters.md", "Plans"),

@@ -117,7 +117,7 @@ _COMMON = frozenset(
     (
         *("suite", "directories", "pytest-args", "world-sizes", "device", "gpus", "timeout", "deadline"),
         *("retries", "results", "pool", "labels", "shards", "timings", "level", "json", "junit"),
-        *("requirements", "setup", "image"),
+        *("project", "requirements", "setup", "image"),
     )
 )
 """Inputs that most users need."""

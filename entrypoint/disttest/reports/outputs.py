@@ -39,7 +39,7 @@ OUTPUTS = {
 _CONCLUSIONS = {
     ExitCode.PASSED: "success",
     ExitCode.FAILED: "failure",
-    ExitCode.INTERRUPTED: "cancelled",
+    ExitCode.INTERRUPTED: "failure",
     ExitCode.NOTHING_COLLECTED: "empty",
     ExitCode.NOT_ENOUGH_DEVICES: "infrastructure",
     ExitCode.INFRASTRUCTURE: "infrastructure",

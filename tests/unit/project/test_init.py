@@ -67,3 +67,22 @@ def test_nothing_is_written_outside_of_the_project(tmp_path, testpaths):
 
     assert ["project"] == [path.name for path in tmp_path.iterdir()]
     assert (folder / "tests" / "test_ranks.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "project"),
+    [
+        ({}, None),
+        ({"pyproject.toml": "[tool.ruff]\n"}, None),
+        ({"pyproject.toml": '[build-system]\nrequires = ["x"]\n'}, "."),
+        ({"setup.py": ""}, "."),
+        ({"pyproject.toml": '[project]\nname = "mine"\noptional-dependencies.test = ["x"]\n'}, ".[test]"),
+    ],
+)
+def test_the_workflow_installs_the_project(tmp_path, files, project):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    init(tmp_path)
+
+    steps = yaml.safe_load((tmp_path / WORKFLOW).read_text())["jobs"]["distributed"]["steps"]
+    assert steps[1]["with"].get("project") == project

@@ -25,7 +25,7 @@ from disttest.reports.write import write_reports
 @pytest.mark.parametrize(
     ("code", "conclusion"),
     [
-        (0, "success"), (1, "failure"), (2, "cancelled"), (3, "error"), (4, "error"), (5, "empty"),
+        (0, "success"), (1, "failure"), (2, "failure"), (3, "error"), (4, "error"), (5, "empty"),
         (6, "infrastructure"), (7, "infrastructure"), (8, "infrastructure"), (9, "infrastructure"), (124, "timed-out"),
         (130, "cancelled"), (143, "cancelled"), (99, "error"),
     ],

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from disttest.errors import DisttestError, EngineError, ExitCode, UsageError
 from disttest.extras.container.container_spec import LaunchSpec, container_arguments
-from disttest.extras.container.derived import with_requirements
+from disttest.extras.container.derived import with_project, with_requirements
 from disttest.extras.container.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
 from disttest.extras.container.engine_advice import explain
 from disttest.extras.container.gpus import NONE, HostGpu
@@ -32,6 +32,7 @@ from disttest.extras.container.ownership import (
 from disttest.extras.container.prepare import Prepared, prepare
 from disttest.extras.container.supervise import SIGKILL_CODE, ContainerOutcome, supervise
 from disttest.extras.container.switch import Interrupted, SignalSwitch, catch_signals
+from disttest.extras.container.user_project import Project, read_project
 from disttest.host.proc import ProcessIdentity, this_process
 from disttest.model import Frozen
 from disttest.results.conclusion import Facts, conclude
@@ -75,6 +76,7 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
 
 
 def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) -> LaunchEnd:
+    project = read_project(options.project) if options.project else None
     try:
         with _engine(options, host) as client:
             me = this_process()
@@ -83,8 +85,7 @@ def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) 
             if prepared.spec.gpus.warning:
                 say(f"warning: {prepared.spec.gpus.warning}")
             ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
-            if options.requirements is not None:
-                prepared = _with_requirements(client, prepared, options.requirements, say)
+            prepared = _with_layers(client, prepared, options.requirements, project, say)
             return _run(client, prepared, options, switch, say)
     except Interrupted as interrupted:
         code, reason = conclude(Facts(signal=interrupted.signum))
@@ -122,8 +123,18 @@ def _prepare(
     )
 
 
-def _with_requirements(client: docker.DockerClient, prepared: Prepared, file: Path, say: Say) -> Prepared:
-    image = with_requirements(client, prepared.spec.image, file, say)
+def _with_layers(
+    client: docker.DockerClient,
+    prepared: Prepared,
+    requirements: Path | None,
+    project: Project | None,
+    say: Say,
+) -> Prepared:
+    image = prepared.spec.image
+    if requirements is not None:
+        image = with_requirements(client, image, requirements, say)
+    if project is not None:
+        image = with_project(client, image, project, say)
     return structs.replace(prepared, spec=structs.replace(prepared.spec, image=image))
 
 

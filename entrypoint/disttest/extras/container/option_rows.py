@@ -54,6 +54,14 @@ OPTIONS = (
         inputs=("run", "plan"),
     ),
     _launch(
+        "project",
+        text("DIR[EXTRAS]"),
+        "Install the project in this folder into the image first, with what it requires: . or .[test].",
+        default="",
+        contained=INSTALLED,
+        inputs=("run", "plan"),
+    ),
+    _launch(
         "engine",
         text("ADDRESS"),
         "Address of the container engine.",

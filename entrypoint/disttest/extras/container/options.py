@@ -22,6 +22,8 @@ class LaunchOptions(Frozen):
     pull: str = "missing"
     requirements: Path | None = None
     """Additional requirements of the tests, installed in a layer on the image."""
+    project: str = ""
+    """The user's own project as ``DIR[EXTRAS]``, installed in a layer on the image."""
     engine: str = ""
     user: str = AUTO
     workspace: Path = Path()

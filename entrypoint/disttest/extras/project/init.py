@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from disttest.options.project_file import read_table
 
 PROJECT = Path("pyproject.toml")
 WORKFLOW = Path(".github/workflows/distributed-tests.yml")
+_TEST_EXTRAS = ("test", "tests", "testing", "dev")
+"""Extras that usually have what tests import."""
 
 
 class NewFile(Frozen):
@@ -63,10 +67,23 @@ def plan_files(folder: Path) -> tuple[NewFile, ...]:
         ),
         NewFile(
             path=WORKFLOW,
-            text=_template("workflow.yml", tests=tests.as_posix()),
+            text=_template("workflow.yml", tests=tests.as_posix(), project=_project_line(folder)),
             meaning="runs the tests on GitHub; put your account in the place of `org`, and commit it",
         ),
     )
+
+
+def _project_line(folder: Path) -> str:
+    """The input of the action that installs the project with the extra for its tests; empty if it is no package."""
+    tables: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        tables = tomllib.loads((folder / PROJECT).read_text(encoding="utf-8"))
+    if not {"project", "build-system"} & tables.keys() and not (folder / "setup.py").exists():
+        return ""
+    optional = tables.get("project", {}).get("optional-dependencies", {})
+    extra = next((name for name in _TEST_EXTRAS if name in optional), "")
+    word = f"'.[{extra}]'" if extra else "."
+    return f"          project: {word} # installed into the image first, with what it requires; target: full has a compiler\n"
 
 
 def _tests_folder(folder: Path) -> Path:
