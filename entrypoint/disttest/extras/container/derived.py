@@ -1,6 +1,6 @@
-"""The image with what the tests import besides: a layer for requirements, and one for the user's own project.
+"""Derived images: a layer with requirements of the tests, and a layer with the user's own project.
 
-Each is made once for the image and what goes into it, and kept in the engine under a name that is the digest of both.
+Each is built once for an image and the content of the layer. Its name in the engine is the digest of both.
 """
 
 from __future__ import annotations

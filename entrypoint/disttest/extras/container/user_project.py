@@ -1,4 +1,4 @@
-"""The user's own project as an input of the launch: where it lies, what it needs, and which files it consists of."""
+"""The user's own project as an input of the launch: its folder, requirements and files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_project(text: str) -> Project:
         UsageError: there is none, or its pyproject.toml cannot be read.
     """
     found = _WORDS.fullmatch(text.strip())
-    assert found is not None  # each text has a folder
+    assert found is not None  # every text matches
     folder = Path(found["folder"] or ".").resolve()
     if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
         raise UsageError(
@@ -104,7 +104,7 @@ def _name(requirement: str) -> str:
     try:
         return canonicalize_name(Requirement(requirement).name)
     except InvalidRequirement:
-        return ""  # pip says what is wrong with it
+        return ""  # pip reports the error
 
 
 def _imports_torch(script: Path) -> bool:

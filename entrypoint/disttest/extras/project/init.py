@@ -18,7 +18,7 @@ from disttest.options.project_file import read_table
 PROJECT = Path("pyproject.toml")
 WORKFLOW = Path(".github/workflows/distributed-tests.yml")
 _TEST_EXTRAS = ("test", "tests", "testing", "dev")
-"""Extras that usually have what tests import."""
+"""Usual names of the extra with the requirements of tests."""
 
 
 class NewFile(Frozen):
@@ -83,7 +83,7 @@ def _project_line(folder: Path) -> str:
     optional = tables.get("project", {}).get("optional-dependencies", {})
     extra = next((name for name in _TEST_EXTRAS if name in optional), "")
     word = f"'.[{extra}]'" if extra else "."
-    return f"          project: {word} # installed into the image first, with what it requires; target: full has a compiler\n"
+    return f"          project: {word} # installed into the image first, with its requirements; target: full has a compiler\n"
 
 
 def _tests_folder(folder: Path) -> Path:
