@@ -46,7 +46,7 @@ from planted import (
     programs_of,
     results_of,
     wrong,
-    wrong_partings,
+    wrong_divergences,
 )
 
 from disttest.model import TestResult
@@ -296,7 +296,7 @@ def try_partings(slots: int) -> bool:
         for fault, results in (("", "right"), ("1", "astray")):
             run(targets, folder, *NO_DEADLOCK, *NUMBERS, "--slots", str(slots), PLANTED_FAULT=fault)
             (folder / "results").rename(folder / results)
-        missed = wrong_partings(folder / "right", folder / "astray")
+        missed = wrong_divergences(folder / "right", folder / "astray")
     programs = programs_of(VALUES_RUNS)
     print(f"first differences of two runs found: {len(programs) - len(missed)} of {len(programs)}")
     for name, why in missed.items():

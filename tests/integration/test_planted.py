@@ -23,11 +23,11 @@ from planted import (
     VALUES_RUNS,
     Program,
     copy_programs,
-    partings,
+    divergences,
     programs_of,
     results_of,
     wrong,
-    wrong_partings,
+    wrong_divergences,
 )
 
 from disttest.model import Outcome
@@ -144,10 +144,10 @@ def test_nothing_is_said_of_numbers_that_are_right(looked_at):
 def test_the_first_difference_of_two_runs_is_found(tmp_path, nothing_left):
     for results, fault in (("right", ""), ("astray", "1")):
         run(tmp_path, VALUES_RUNS, "--sanitize", "values", "--results", results, PLANTED_FAULT=fault)
-    assert {} == wrong_partings(tmp_path / "right", tmp_path / "astray")
+    assert {} == wrong_divergences(tmp_path / "right", tmp_path / "astray")
 
 
 def test_two_runs_of_right_programs_are_the_same(judged_by_all, tmp_path):
     again = run(tmp_path, GOOD_FOR_ALL, "--sanitize", "values")
-    found = partings(judged_by_all.results, again.results)
+    found = divergences(judged_by_all.results, again.results)
     assert {} == {name: why for name, why in found.items() if name not in OTHER_EACH_TIME}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from disttest.extras.sanitizers.values.divergence import Parting, find_parting
+from disttest.extras.sanitizers.values.divergence import Divergence, find_divergence
 from disttest.extras.sanitizers.values.values_file import pairs, read_recordings
 from disttest.model import Outcome, PluginFinding, TestResult, rank_names
 from disttest.plugins.deadlock.proven import proof_of
@@ -124,14 +124,14 @@ class Program:
             return f"at lines {sorted(lines)}: {finding.message}"
         return self._lacks(finding.message)
 
-    def check_parting(self, parting: Parting | None) -> str:
+    def check_divergence(self, divergence: Divergence | None) -> str:
         """Why two runs do not part as they should; empty if they do."""
-        if parting is None:
+        if divergence is None:
             return "they are the same"
-        lines = {int(line) for line in re.findall(rf"{self.module}\.py:(\d+)", parting.message)}
-        if parting.rank not in self.ranks or not lines & marked_lines(self.module):
-            return f"rank {parting.rank}: {parting.message}"
-        return self._lacks(parting.message)
+        lines = {int(line) for line in re.findall(rf"{self.module}\.py:(\d+)", divergence.message)}
+        if divergence.rank not in self.ranks or not lines & marked_lines(self.module):
+            return f"rank {divergence.rank}: {divergence.message}"
+        return self._lacks(divergence.message)
 
     def check_quiet(self, result: TestResult) -> str:
         """What has been found, or has gone wrong, where nothing should; empty if nothing has."""
@@ -262,7 +262,7 @@ def harmed_results_of(run: RunResult) -> dict[str, list[TestResult]]:
     return found
 
 
-def wrong_partings(right: Path, astray: Path) -> dict[str, str]:
+def wrong_divergences(right: Path, astray: Path) -> dict[str, str]:
     """The programs that differ from run to run, of which two runs do not part as they should, and why.
 
     Args:
@@ -273,16 +273,16 @@ def wrong_partings(right: Path, astray: Path) -> dict[str, str]:
     wrong = dict.fromkeys(programs, "it was not recorded twice")
     for one, other in pairs(read_recordings(right), read_recordings(astray)):
         name = one.base.rpartition("::")[2]
-        wrong[name] = programs[name].check_parting(find_parting(one, other, None))
+        wrong[name] = programs[name].check_divergence(find_divergence(one, other, None))
     return {name: why for name, why in wrong.items() if why}
 
 
-def partings(one: Path, other: Path) -> dict[str, str]:
+def divergences(one: Path, other: Path) -> dict[str, str]:
     """Where programs differ between two runs, by the names of their tests."""
     return {
-        mine.base.rpartition("::")[2]: parting.message
+        mine.base.rpartition("::")[2]: divergence.message
         for mine, yours in pairs(read_recordings(one), read_recordings(other))
-        if (parting := find_parting(mine, yours, None)) is not None
+        if (divergence := find_divergence(mine, yours, None)) is not None
     }
 
 

@@ -15,7 +15,7 @@ import torch
 from disttest.errors import UsageError
 from disttest.extras.sanitizers.values.contents import differ, first_difference
 from disttest.extras.sanitizers.values.digest import read_tensor
-from disttest.extras.sanitizers.values.divergence import find_parting
+from disttest.extras.sanitizers.values.divergence import find_divergence
 from disttest.extras.sanitizers.values.trace import NOWHERE, Content, Role, TensorPlace, Trace, Trust
 from disttest.extras.sanitizers.values.trace_notes import Notes
 from disttest.extras.sanitizers.values.value_judge import judge_values, limits_of
@@ -515,7 +515,7 @@ class TestDiverge:
             call(Role.OUTPUT, numbers(2)),
         )
 
-        found = find_parting(
+        found = find_divergence(
             recording([same, one], [one, same]), recording([same, other], [other, same]), None
         )
         assert found is not None
@@ -526,41 +526,41 @@ class TestDiverge:
     def test_another_call_and_one_that_is_missing(self):
         one, other = call(Role.INPUT, numbers(1)), call(Role.INPUT, numbers(1), name="broadcast", kind="")
 
-        parting = find_parting(recording([one]), recording([other]), None)
-        assert parting is not None
-        assert "A has the input of all_reduce SUM #1" in parting.message
-        parting = find_parting(recording([one]), recording([one, other]), None)
-        assert parting is not None
-        assert "only B goes on, with the input of broadcast #1" in parting.message
+        divergence = find_divergence(recording([one]), recording([other]), None)
+        assert divergence is not None
+        assert "A has the input of all_reduce SUM #1" in divergence.message
+        divergence = find_divergence(recording([one]), recording([one, other]), None)
+        assert divergence is not None
+        assert "only B goes on, with the input of broadcast #1" in divergence.message
 
     def test_calls_of_two_groups_may_come_in_any_order(self):
         one, other = (call(Role.INPUT, numbers(number), group_id=str(number)) for number in (1, 2))
         more = call(Role.INPUT, numbers(3), number=2, group_id="1")
 
-        assert find_parting(recording([one, other]), recording([other, one]), None) is None
+        assert find_divergence(recording([one, other]), recording([other, one]), None) is None
         later = [call(Role.INPUT, numbers(number), group_id=str(number + 8)) for number in (2, 1)]
-        assert find_parting(recording([one, other]), recording(later), None) is None
-        parting = find_parting(recording([one, other]), recording([other, one, more]), None)
-        assert parting is not None
-        assert "only B goes on, with the input of all_reduce SUM #2" in parting.message
+        assert find_divergence(recording([one, other]), recording(later), None) is None
+        divergence = find_divergence(recording([one, other]), recording([other, one, more]), None)
+        assert divergence is not None
+        assert "only B goes on, with the input of all_reduce SUM #2" in divergence.message
 
     def test_results_may_be_learned_in_any_order(self):
         one, other = (call(Role.OUTPUT, numbers(number), number=number) for number in (1, 2))
 
-        assert find_parting(recording([one, other]), recording([other, one]), None) is None
+        assert find_divergence(recording([one, other]), recording([other, one]), None) is None
 
     def test_pickles_may_differ(self):
         one, other = (call(Role.INPUT, torch.tensor([number], dtype=torch.uint8)) for number in (1, 2))
 
-        assert find_parting(recording([one]), recording([other]), None) is None
+        assert find_divergence(recording([one]), recording([other]), None) is None
 
     def test_worlds_of_two_sizes_are_compared_by_their_parameters(self):
         step = parameter(Role.PARAMETER, numbers(1))
         near = parameter(Role.PARAMETER, numbers(1.0000001))
         alone, four = recording([step]), recording([call(Role.INPUT, numbers(1)), near], [], [], [])
 
-        assert find_parting(alone, four, 1e-5) is None
-        assert find_parting(alone, four, None) is not None
+        assert find_divergence(alone, four, 1e-5) is None
+        assert find_divergence(alone, four, None) is not None
 
     def test_what_is_compared_with_what(self):
         one, four, other = recording([]), recording([], [], [], []), recording([], nodeid="test_a.py::test_y")

@@ -72,7 +72,7 @@ class Exchanges:
                     self._take_collective(rank, index, signature)
                 elif signature.peer not in (rank, ANY_SOURCE):
                     self._take_message(rank, index, signature, blind)
-        self.parted = {group for group in self.collectives if self._cut(group)}
+        self.diverged = {group for group in self.collectives if self._cut(group)}
         """Groups whose ranks made different calls at the same number; nothing after that can be compared."""
 
     def at(self, place: StreamPosition) -> CallSignature:

@@ -70,7 +70,7 @@ _Check = Callable[[Exchange, Exchanges], _Difference | None]
 
 def find_mismatches(exchanges: Exchanges) -> Iterator[PluginFinding]:
     """Yield one finding for each pair of lines that disagree."""
-    told: set[tuple[str, ...]] = set()
+    reported: set[tuple[str, ...]] = set()
     for exchange in exchanges.all():
         if not exchange.is_complete:
             continue
@@ -79,8 +79,8 @@ def find_mismatches(exchanges: Exchanges) -> Iterator[PluginFinding]:
             continue
         pair = (difference.first, difference.second)
         lines = (difference.consequence.effect, *(exchanges.of(exchange, rank).where for rank in pair))
-        if lines not in told:
-            told.add(lines)
+        if lines not in reported:
+            reported.add(lines)
             yield _finding(exchange, difference, exchanges)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from disttest.extras.sanitizers.order.differing_groups import find_differing_groups
 from disttest.extras.sanitizers.order.exchanges import Exchanges
-from disttest.extras.sanitizers.order.extras import find_extras, find_never_waited
 from disttest.extras.sanitizers.order.mismatches import find_mismatches
 from disttest.extras.sanitizers.order.ordering import find_order
 from disttest.extras.sanitizers.order.stream import Stream
-from disttest.extras.sanitizers.order.unlike_groups import find_unlike_groups
+from disttest.extras.sanitizers.order.unmatched import find_never_waited, find_unmatched
 from disttest.extras.sanitizers.sanitizer import Judgement
 from disttest.model import PluginFinding
 
@@ -28,16 +28,20 @@ def judge_order(streams: Mapping[int, Stream]) -> tuple[PluginFinding, ...]:
         return ()
     exchanges = Exchanges(streams)
     is_whole = not any(stream.beyond for stream in streams.values())
-    extras = tuple(find_extras(exchanges)) if is_whole else ()
-    told = {
-        call.where for finding in extras for order in finding.orders for call in order.calls if call.decides
+    unmatched = tuple(find_unmatched(exchanges)) if is_whole else ()
+    reported = {
+        call.where
+        for finding in unmatched
+        for order in finding.orders
+        for call in order.calls
+        if call.decides
     }
     return (
-        *find_unlike_groups(streams),
+        *find_differing_groups(streams),
         *find_mismatches(exchanges),
-        *extras,
+        *unmatched,
         *find_order(exchanges),
-        *find_never_waited(exchanges, told),
+        *find_never_waited(exchanges, reported),
     )
 
 

@@ -73,7 +73,7 @@ def find_order(exchanges: Exchanges) -> Iterator[PluginFinding]:
     """Yield one finding for each cycle of lines whose calls wait for each other."""
     queues, homes = _queues(exchanges)
     done: set[Exchange] = set()
-    told: set[frozenset[str]] = set()
+    reported: set[frozenset[str]] = set()
     moved = list(queues)
     for _ in range(_MOST_STOPS):
         _run(moved, homes, done)
@@ -82,8 +82,8 @@ def find_order(exchanges: Exchanges) -> Iterator[PluginFinding]:
             return
         cycle = _cycle(stuck, homes, done)
         lines = frozenset(exchanges.of(exchange, queue.rank).where for queue, exchange in cycle)
-        if lines not in told:
-            told.add(lines)
+        if lines not in reported:
+            reported.add(lines)
             yield _finding(cycle, exchanges)
         _, helped = cycle[0]
         done.add(helped)

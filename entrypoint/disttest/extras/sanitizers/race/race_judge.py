@@ -17,7 +17,7 @@ NAME = "race"
 _decoder = msgspec.json.Decoder(Races)
 
 
-class _Telling(NamedTuple):
+class _Wording(NamedTuple):
     """Words of a kind of race."""
 
     one: str
@@ -27,27 +27,27 @@ class _Telling(NamedTuple):
     advice: str
 
 
-_TELLING = {
-    RaceKind.OUTPUT_READ: _Telling(
+_WORDINGS = {
+    RaceKind.OUTPUT_READ: _Wording(
         "reads the result of",
         "read the result of",
         "Whether the old value is read, the new one or bytes of both is a matter of time: a wrong number now and then.",
         "Call wait() on the handle before the result is read; wait() of another call does not do, unless the backend runs calls "
         "in order (race:nccl).",
     ),
-    RaceKind.OUTPUT_WRITTEN: _Telling(
+    RaceKind.OUTPUT_WRITTEN: _Wording(
         "writes the result of",
         "write the result of",
         "What is written is lost, or mixed up with what the call writes, by the time that either takes.",
         "Call wait() on the handle before the tensor is written, or write to another one.",
     ),
-    RaceKind.INPUT_WRITTEN: _Telling(
+    RaceKind.INPUT_WRITTEN: _Wording(
         "writes the input of",
         "write the input of",
         "The other ranks get the old value, the new one or bytes of both, by the time that sending takes.",
         "Call wait() on the handle before the tensor is written again, or give the call a copy of its own (clone()).",
     ),
-    RaceKind.STORAGE_FREED: _Telling(
+    RaceKind.STORAGE_FREED: _Wording(
         "frees the memory of",
         "free the memory of",
         "The call goes on reading or writing memory that is no longer its own: wrong numbers, or a crash elsewhere.",
@@ -85,16 +85,16 @@ def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
 
 def _finding(races: Mapping[int, Race]) -> PluginFinding:
     first = races[min(races)]
-    telling = _TELLING[first.kind]
-    verb = telling.several if len(races) > 1 else telling.one
+    wording = _WORDINGS[first.kind]
+    verb = wording.several if len(races) > 1 else wording.one
     thread = " in another thread" if first.in_other_thread else ""
     return PluginFinding(
         finder=NAME,
         kind=str(first.kind),
         message=f"{rank_names(races)} {verb} {describe(first.call)}{at(first.call)} while it is pending: "
         f"{_touch(first)}{_place(first.at)}{thread}; {_waits(first)}",
-        effect=telling.effect,
-        advice=_ADVICE_ON_STREAMS if first.on_other_stream else telling.advice,
+        effect=wording.effect,
+        advice=_ADVICE_ON_STREAMS if first.on_other_stream else wording.advice,
         orders=tuple(
             RankCalls(rank=rank, calls=tuple(_calls(race))) for rank, race in sorted(races.items())[:4]
         ),

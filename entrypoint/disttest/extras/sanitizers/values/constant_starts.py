@@ -23,7 +23,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from disttest.extras.sanitizers.values.contents import is_constant
-from disttest.extras.sanitizers.values.sights import Sight, SightIndex, are_equal, at, subject
+from disttest.extras.sanitizers.values.observations import (
+    Observation,
+    ObservationIndex,
+    are_equal,
+    at,
+    subject,
+)
 from disttest.extras.sanitizers.values.trace import NOWHERE, Role, TensorPlace
 from disttest.model import rank_names
 
@@ -35,7 +41,7 @@ _BEGIN_FORWARD = frozenset({Role.GIVEN, Role.PARAMETER})
 _NUMBER = re.compile(r"\d+")
 
 
-class Kin(NamedTuple):
+class InferredReplicas(NamedTuple):
     """Ranks that should have the same parameter."""
 
     ranks: tuple[int, ...]
@@ -47,16 +53,16 @@ class ConstantStarts:
     """Parameters of a test that start as zeros or ones.
 
     Args:
-        sight_index: observations of the test.
+        observed: observations of the test.
     """
 
-    def __init__(self, sight_index: SightIndex) -> None:
-        self._index = sight_index
+    def __init__(self, observed: ObservationIndex) -> None:
+        self._index = observed
         # The first forward decides, whatever the step: a long training would repeat the search thousands of times.
         self._gathers: dict[tuple[int, int, str], _Gather | None] = {}
-        self._likes: dict[tuple[int, str], list[Sight]] = {}
+        self._likes: dict[tuple[int, str], list[Observation]] = {}
 
-    def kin(self, group: Sequence[Sight]) -> Iterator[Kin]:
+    def infer(self, group: Sequence[Observation]) -> Iterator[InferredReplicas]:
         """Yield the ranks that should have the same parameter after a step, with the evidence.
 
         A parameter that a seed initialised has none.
@@ -74,7 +80,7 @@ class ConstantStarts:
 
     # --- companions
 
-    def _by_companions(self, group: Sequence[Sight]) -> Iterator[Kin]:
+    def _by_companions(self, group: Sequence[Observation]) -> Iterator[InferredReplicas]:
         """A parameter is a replica if its companions are."""
         first = group[0]
         of_module = [each for each in self._made_by_seed if _module_of(each.place) == _module_of(first.place)]
@@ -87,55 +93,61 @@ class ConstantStarts:
         if not ranks or not is_of_common or any(each != ranks for each in kept):
             return
         what = f"{matching[0].place.name} is" if matching else "all other parameters that a seed has made are"
-        yield Kin(ranks, f"{what} kept the same on {rank_names(ranks)}")
+        yield InferredReplicas(ranks, f"{what} kept the same on {rank_names(ranks)}")
 
     @cached_property
-    def _made_by_seed(self) -> list[Sight]:
+    def _made_by_seed(self) -> list[Observation]:
         return [each for each in self._parameters if not self._starts_constant(each)]
 
-    def _kept_by(self, parameter: Sight, number: int) -> tuple[int, ...]:
+    def _kept_by(self, parameter: Observation, number: int) -> tuple[int, ...]:
         """Return the ranks that keep a parameter equal from the start to a step; empty if any rank differs."""
         place = parameter.place
         begun = self._index.matching(Role.BEFORE, parameter)
         after = self._index.together.get((Role.PARAMETER, place.model, place.name, 0, number), {})
-        kept = {sight.place.ranks for sight in after.values() if sight.place.trust is not None}
+        kept = {
+            observation.place.ranks for observation in after.values() if observation.place.trust is not None
+        }
         if len(kept) != 1 or len(after) < 2 or not are_equal(begun.values()) or not are_equal(after.values()):
             return ()
-        return next(iter(kept)) if all(sight.place.ranks in kept for sight in after.values()) else ()
+        return (
+            next(iter(kept)) if all(observation.place.ranks in kept for observation in after.values()) else ()
+        )
 
     # --- rows
 
-    def _by_rows(self, group: Sequence[Sight]) -> Iterator[Kin]:
+    def _by_rows(self, group: Sequence[Observation]) -> Iterator[InferredReplicas]:
         """A norm is a replica over ranks whose outputs are concatenated as rows of one tensor."""
         first = group[0]
-        for call in {self._gathers_rows(sight) for sight in group}:
-            if call is not None and set(call.ranks) <= {sight.rank for sight in group}:
+        for call in {self._gathers_rows(observation) for observation in group}:
+            if call is not None and set(call.ranks) <= {observation.rank for observation in group}:
                 because = f"the rows that {_module_of(first.place)[1] or 'the module'} gives each rank"
-                yield Kin(call.ranks, f"{because} are put together{call.where}")
+                yield InferredReplicas(call.ranks, f"{because} are put together{call.where}")
 
-    def _is_of_norm(self, sight: Sight) -> bool:
+    def _is_of_norm(self, observation: Observation) -> bool:
         """Whether all parameters of its module have one shape: that of the last dimensions of the output."""
-        output = self._output_of(sight, sight.rank)
-        shape = sight.place.shape
+        output = self._output_of(observation, observation.rank)
+        shape = observation.place.shape
         beside = (
-            each.place.shape for each in self._parameters if _module_of(each.place) == _module_of(sight.place)
+            each.place.shape
+            for each in self._parameters
+            if _module_of(each.place) == _module_of(observation.place)
         )
         is_norm = all(each == shape for each in beside)
         return is_norm and output is not None and bool(shape) and output.place.shape[-len(shape) :] == shape
 
-    def _gathers_rows(self, sight: Sight) -> _Gather | None:
+    def _gathers_rows(self, observation: Observation) -> _Gather | None:
         """Return the call that concatenates the first output of a norm with those of other ranks, if by rows."""
-        key = sight.rank, sight.place.model, sight.place.name
+        key = observation.rank, observation.place.model, observation.place.name
         if key not in self._gathers:
-            self._gathers[key] = self._find_gather(sight)
+            self._gathers[key] = self._find_gather(observation)
         return self._gathers[key]
 
-    def _find_gather(self, sight: Sight) -> _Gather | None:
-        output = self._output_of(sight, sight.rank)
-        if output is None or not self._is_of_norm(sight):
+    def _find_gather(self, observation: Observation) -> _Gather | None:
+        output = self._output_of(observation, observation.rank)
+        if output is None or not self._is_of_norm(observation):
             return None
-        rows = math.prod(output.place.shape[: len(output.place.shape) - len(sight.place.shape)])
-        following = iter(self._index.of_rank[sight.rank][output.position + 1 :])
+        rows = math.prod(output.place.shape[: len(output.place.shape) - len(observation.place.shape)])
+        following = iter(self._index.of_rank[observation.rank][output.position + 1 :])
         call = next((each for each in following if _takes(each, output)), None)
         used_by = next((each for each in following if _is_of_other_module(each, output)), None)
         if call is None or used_by is None or len(call.place.ranks) < 2:
@@ -146,10 +158,10 @@ class ConstantStarts:
 
     # --- likes
 
-    def _by_likes(self, group: Sequence[Sight]) -> Iterator[Kin]:
+    def _by_likes(self, group: Sequence[Observation]) -> Iterator[InferredReplicas]:
         """A parameter is a replica if another one, used alike, has the same gradient on all ranks."""
         first = group[0]
-        ranks = tuple(sight.rank for sight in group)
+        ranks = tuple(observation.rank for observation in group)
         key = first.place.model, first.place.name
         if key not in self._likes:
             self._likes[key] = [
@@ -162,10 +174,10 @@ class ConstantStarts:
         for other in self._likes[key]:
             if self._has_one_gradient(other, first.number, ranks):
                 because = f"{other.place.name}, which is used alike, has the same gradient on all of them"
-                yield Kin(ranks, because)
+                yield InferredReplicas(ranks, because)
                 return
 
-    def _has_one_gradient(self, parameter: Sight, number: int, ranks: Sequence[int]) -> bool:
+    def _has_one_gradient(self, parameter: Observation, number: int, ranks: Sequence[int]) -> bool:
         """Whether ranks have the same gradient before a step. Zeros do not count, since the parameter may be unused."""
         place = parameter.place
         gradients = self._index.together.get((Role.GRADIENT, place.model, place.name, 0, number), {})
@@ -173,7 +185,7 @@ class ConstantStarts:
             return False
         return not any(is_constant(each.content, each.place.dtype) for each in gradients.values())
 
-    def _is_used_alike(self, one: Sight, other: Sight, ranks: Sequence[int]) -> bool:
+    def _is_used_alike(self, one: Observation, other: Observation, ranks: Sequence[int]) -> bool:
         """Whether two parameters have one role, in modules of one class and position with similar outputs."""
         places = one.place, other.place
         if len({(place.model, place.shape, _leaf_of(place)) for place in places}) > 1:
@@ -199,61 +211,63 @@ class ConstantStarts:
     def _tokens_travel(self) -> bool:
         """Whether ranks send each other parts of their tensors."""
         return any(
-            sight.place.peer is not None or sight.place.name.startswith("alltoall") for sight in self._inputs
+            observation.place.peer is not None or observation.place.name.startswith("alltoall")
+            for observation in self._inputs
         )
 
     @cached_property
     def activations_travel(self) -> bool:
         """Whether ranks exchange more than gradients: parts of a forward, as sharded layers and experts do."""
         return any(
-            sight.place.name not in _OF_GRADIENTS or (sight.rank, sight.position) in self._of_forward
-            for sight in self._inputs
+            observation.place.name not in _OF_GRADIENTS
+            or (observation.rank, observation.position) in self._of_forward
+            for observation in self._inputs
         )
 
     @cached_property
-    def _inputs(self) -> list[Sight]:
+    def _inputs(self) -> list[Observation]:
         """Inputs of calls, except single numbers: ranks reduce and gather losses for their logs."""
         return [
-            sight
-            for sights in self._index.of_rank.values()
-            for sight in sights
-            if sight.place.role is Role.INPUT
-            and sight.place.name != "barrier"
-            and math.prod(sight.place.shape) > 1
+            observation
+            for observations in self._index.of_rank.values()
+            for observation in observations
+            if observation.place.role is Role.INPUT
+            and observation.place.name != "barrier"
+            and math.prod(observation.place.shape) > 1
         ]
 
     @cached_property
     def _of_forward(self) -> frozenset[tuple[int, int]]:
         """Rank and position of the inputs of calls before a backward pass, except buffers that ranks broadcast."""
         found = set()
-        for sights in self._index.of_rank.values():
+        for observations in self._index.of_rank.values():
             is_forward = True
-            for sight in sights:
-                role = sight.place.role
+            for observation in observations:
+                role = observation.place.role
                 is_forward = role is not Role.ROOT and (is_forward or role in _BEGIN_FORWARD)
-                if is_forward and role is Role.INPUT and sight.place.name != "broadcast":
-                    found.add((sight.rank, sight.position))
+                if is_forward and role is Role.INPUT and observation.place.name != "broadcast":
+                    found.add((observation.rank, observation.position))
         return frozenset(found)
 
     # --- what was seen
 
     @cached_property
-    def _parameters(self) -> list[Sight]:
+    def _parameters(self) -> list[Observation]:
         """First observation of each parameter before its first step."""
-        found: dict[tuple[int, str], Sight] = {}
-        for sights in self._index.of_rank.values():
-            for sight in sights:
-                if sight.place.role is Role.BEFORE:
-                    found.setdefault((sight.place.model, sight.place.name), sight)
+        found: dict[tuple[int, str], Observation] = {}
+        for observations in self._index.of_rank.values():
+            for observation in observations:
+                if observation.place.role is Role.BEFORE:
+                    found.setdefault((observation.place.model, observation.place.name), observation)
         return list(found.values())
 
-    def _starts_constant(self, sight: Sight) -> bool:
+    def _starts_constant(self, observation: Observation) -> bool:
         """Whether all ranks start with one and the same number in all elements."""
-        begun = self._index.matching(Role.BEFORE, sight).values()
+        begun = self._index.matching(Role.BEFORE, observation).values()
         is_alike = bool(begun) and are_equal(begun)
         return is_alike and all(is_constant(each.content, each.place.dtype) for each in begun)
 
-    def _output_of(self, parameter: Sight, rank: int) -> Sight | None:
+    def _output_of(self, parameter: Observation, rank: int) -> Observation | None:
         """Return the first output of a parameter's module."""
         model, path = _module_of(parameter.place)
         return self._index.together.get((Role.MODULE, model, path, 0, 1), {}).get(rank)
@@ -264,8 +278,8 @@ class _Gather(NamedTuple):
     where: str
 
 
-def _is_one_thing(group: Sequence[Sight]) -> bool:
-    return len({(sight.place.dtype, sight.place.shape) for sight in group}) == 1
+def _is_one_thing(group: Sequence[Observation]) -> bool:
+    return len({(observation.place.dtype, observation.place.shape) for observation in group}) == 1
 
 
 def _module_of(place: TensorPlace) -> tuple[int, str]:
@@ -276,19 +290,19 @@ def _leaf_of(place: TensorPlace) -> str:
     return place.name.rpartition(".")[2]
 
 
-def _is_of_other_module(sight: Sight, output: Sight) -> bool:
+def _is_of_other_module(observation: Observation, output: Observation) -> bool:
     """Whether the observation is the output of another module that does not contain the first one."""
-    place, own = sight.place, output.place
+    place, own = observation.place, output.place
     contains = place.model == own.model and f"{own.name}.".startswith(f"{place.name}." if place.name else "")
     return place.role is Role.MODULE and not contains
 
 
-def _takes(sight: Sight, output: Sight) -> bool:
+def _takes(observation: Observation, output: Observation) -> bool:
     """Whether a call gathers the output of a module. The content decides, since views and copies are other tensors.
 
     A copy may permute dimensions; its norm is then the same except for rounding.
     """
-    place, content, own = sight.place, sight.content, output.content
+    place, content, own = observation.place, observation.content, output.content
     if place.role is not Role.INPUT or place.name not in _GATHERS or place.dtype != output.place.dtype:
         return False
     if math.prod(place.shape) != math.prod(output.place.shape):

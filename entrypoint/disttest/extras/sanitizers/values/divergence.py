@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from disttest.extras.sanitizers.values.contents import differ, first_difference
-from disttest.extras.sanitizers.values.sights import Sight, at, describe, sights_of
+from disttest.extras.sanitizers.values.observations import Observation, at, describe, observations_of
 from disttest.extras.sanitizers.values.trace import Role, TensorPlace
 from disttest.extras.sanitizers.values.values_file import ValuesFile
 from disttest.model import Frozen
 
-_WHATEVER_THE_SIZE = frozenset({Role.WRAPPED, Role.GRADIENT, Role.BEFORE, Role.PARAMETER})
+_SIZE_INDEPENDENT = frozenset({Role.WRAPPED, Role.GRADIENT, Role.BEFORE, Role.PARAMETER})
 """Roles whose values data-parallel training keeps equal, however many ranks share the work."""
 
 
-class Parting(Frozen):
+class Divergence(Frozen):
     """The first difference between two runs."""
 
     rank: int
@@ -27,7 +27,7 @@ class Parting(Frozen):
     """Number of equal tensors of the rank before it."""
 
 
-def find_parting(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> Parting | None:
+def find_divergence(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> Divergence | None:
     """Find the first difference, if any.
 
     Worlds of one size are compared rank by rank, in all observations. Of worlds with different sizes only the first
@@ -39,10 +39,10 @@ def find_parting(one: ValuesFile, other: ValuesFile, tolerance: float | None) ->
         tolerance: see :func:`disttest.extras.sanitizers.values.contents.differ`.
     """
     found = [
-        (parting, position)
+        (divergence, position)
         for rank in _ranks(one, other)
-        for parting, position in [_part_of_rank(one, other, rank, tolerance)]
-        if parting is not None
+        for divergence, position in [_part_of_rank(one, other, rank, tolerance)]
+        if divergence is not None
     ]
     return min(found, key=lambda each: (each[1], each[0].rank))[0] if found else None
 
@@ -50,7 +50,8 @@ def find_parting(one: ValuesFile, other: ValuesFile, tolerance: float | None) ->
 def compared(one: ValuesFile, other: ValuesFile) -> int:
     """Return the number of tensors that can be compared."""
     return sum(
-        min(len(_sights(one, other, rank)), len(_sights(other, one, rank))) for rank in _ranks(one, other)
+        min(len(_observations(one, other, rank)), len(_observations(other, one, rank)))
+        for rank in _ranks(one, other)
     )
 
 
@@ -58,32 +59,36 @@ def _ranks(one: ValuesFile, other: ValuesFile) -> Sequence[int]:
     return sorted(one.ranks.keys() & other.ranks.keys()) if one.size == other.size else (0,)
 
 
-def _sights(recording: ValuesFile, other: ValuesFile, rank: int) -> list[Sight]:
+def _observations(recording: ValuesFile, other: ValuesFile, rank: int) -> list[Observation]:
     if rank not in recording.ranks:
         return []
-    sights = sights_of(rank, recording.ranks[rank])
+    observations = observations_of(rank, recording.ranks[rank])
     if recording.size == other.size:
-        return list(sights)
-    return [sight for sight in sights if sight.place.role in _WHATEVER_THE_SIZE and not _is_wrapping(sight)]
+        return list(observations)
+    return [
+        observation
+        for observation in observations
+        if observation.place.role in _SIZE_INDEPENDENT and not _is_wrapping(observation)
+    ]
 
 
-def _is_wrapping(sight: Sight) -> bool:
+def _is_wrapping(observation: Observation) -> bool:
     """Whether it is a parameter at wrapping, which only one of the two runs may have."""
-    return sight.place.role is Role.WRAPPED
+    return observation.place.role is Role.WRAPPED
 
 
-_Lane = list[tuple[int, Sight]]
+_Lane = list[tuple[int, Observation]]
 """Observations whose order is the same in all runs, with their positions among all observations of the rank."""
 
 
 def _part_of_rank(
     one: ValuesFile, other: ValuesFile, rank: int, tolerance: float | None
-) -> tuple[Parting | None, int]:
-    mine, yours = _lanes(_sights(one, other, rank)), _lanes(_sights(other, one, rank))
+) -> tuple[Divergence | None, int]:
+    mine, yours = _lanes(_observations(one, other, rank)), _lanes(_observations(other, one, rank))
     if mine.keys() != yours.keys():
         mine, yours = ({(0, False): sorted(chain.from_iterable(lanes.values()))} for lanes in (mine, yours))
     found = [
-        Parting(rank=rank, message=message, same=position)
+        Divergence(rank=rank, message=message, same=position)
         for group, lane in mine.items()
         for message, position in [_part_of_lane(lane, yours[group], tolerance)]
         if message
@@ -92,17 +97,19 @@ def _part_of_rank(
     return first, first.same if first else 0
 
 
-def _lanes(sights: Sequence[Sight]) -> dict[tuple[int, bool], _Lane]:
+def _lanes(observations: Sequence[Observation]) -> dict[tuple[int, bool], _Lane]:
     """Split observations by process group, since threads of a rank may use one group each. Modules have no group.
 
     torch counts groups through all tests of a world, so only the order of their names is the same in two runs. Results
     are sorted in the order of their calls: the order in which several pending ones finish is a matter of timing.
     """
-    names = sorted({sight.place.group_id for sight in sights}, key=lambda name: (len(name), name))
+    names = sorted(
+        {observation.place.group_id for observation in observations}, key=lambda name: (len(name), name)
+    )
     lanes: defaultdict[tuple[int, bool], _Lane] = defaultdict(list)
-    for position, sight in enumerate(sights):
-        group, is_result = names.index(sight.place.group_id), sight.place.role is Role.OUTPUT
-        lanes[group, is_result].append((position, sight))
+    for position, observation in enumerate(observations):
+        group, is_result = names.index(observation.place.group_id), observation.place.role is Role.OUTPUT
+        lanes[group, is_result].append((position, observation))
     for (_, are_results), lane in lanes.items():
         if are_results:
             lane.sort(
@@ -123,7 +130,7 @@ def _part_of_lane(left: _Lane, right: _Lane, tolerance: float | None) -> tuple[s
     return f"only {which} goes on, with the {describe(more)}{at(more.place)}", position
 
 
-def _compare(mine: Sight, yours: Sight, tolerance: float | None) -> str:
+def _compare(mine: Observation, yours: Observation, tolerance: float | None) -> str:
     """Describe how two observations differ; empty if they do not."""
     if _thing(mine) != _thing(yours):
         return (
@@ -141,19 +148,19 @@ def _compare(mine: Sight, yours: Sight, tolerance: float | None) -> str:
     return f"the {describe(mine)} differs, {'; '.join(_sides(mine, yours))}"
 
 
-def _sides(mine: Sight, yours: Sight) -> Iterator[str]:
+def _sides(mine: Observation, yours: Observation) -> Iterator[str]:
     found = first_difference(mine.place, mine.content, yours.content)
     yield f"first at {found.at}"
-    for index, (letter, sight) in enumerate((("A", mine), ("B", yours))):
+    for index, (letter, observation) in enumerate((("A", mine), ("B", yours))):
         value = f" {found.values[index]}" if found.values else ""
-        norm = f" (norm {sight.content.norm:.6g})" if sight.content.norm is not None else ""
-        yield f"{letter}{at(sight.place)}:{value or ' other numbers'}{norm}"
+        norm = f" (norm {observation.content.norm:.6g})" if observation.content.norm is not None else ""
+        yield f"{letter}{at(observation.place)}:{value or ' other numbers'}{norm}"
 
 
-def _thing(sight: Sight) -> tuple[object, ...]:
+def _thing(observation: Observation) -> tuple[object, ...]:
     """Key that the same observation has in two runs."""
-    place: TensorPlace = sight.place
-    if sight.is_of_call:
+    place: TensorPlace = observation.place
+    if observation.is_of_call:
         return (
             place.role,
             place.name,
@@ -162,6 +169,6 @@ def _thing(sight: Sight) -> tuple[object, ...]:
             place.peer,
             place.root,
             place.index,
-            sight.number,
+            observation.number,
         )
-    return (place.role, place.model, place.name, place.index, sight.number)
+    return (place.role, place.model, place.name, place.index, observation.number)

@@ -221,13 +221,13 @@ class Models:
         return self._names.setdefault(parameter, (NOWHERE, f"#{len(self._begun)}"))
 
 
-def _unless_compiling(told: Callable[..., None]) -> Callable[..., None]:
+def _unless_compiling(callback: Callable[..., None]) -> Callable[..., None]:
     """Wrap a hook so that Dynamo finds it empty."""
 
     def hook(*arguments: Any) -> None:
         # https://docs.pytorch.org/docs/stable/torch.compiler_api.html
         if not torch.compiler.is_compiling():
-            told(*arguments)
+            callback(*arguments)
 
     return hook
 

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 from disttest.extras.sanitizers.sanitizer import Consequence
 from disttest.extras.sanitizers.values.contents import index_of
-from disttest.extras.sanitizers.values.sights import Sight, SightIndex, at, describe, subject
+from disttest.extras.sanitizers.values.observations import (
+    Observation,
+    ObservationIndex,
+    at,
+    describe,
+    subject,
+)
 from disttest.extras.sanitizers.values.trace import Role
 from disttest.extras.sanitizers.values.value_findings import make_finding
 from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
@@ -32,85 +38,93 @@ _ADVICE = Consequence(
 )
 
 
-def find_nonfinite(sight_index: SightIndex) -> Iterator[PluginFinding]:
+def find_nonfinite(observed: ObservationIndex) -> Iterator[PluginFinding]:
     """Report its first appearance if it had an effect. Masks of infinity have none."""
-    harm = _harm(sight_index)
-    if harm is None:
+    effect = _first_effect(observed)
+    if effect is None:
         return
-    first = {rank: bad for rank in sight_index.of_rank if (bad := _first_bad(sight_index, rank))}
+    first = {rank: bad for rank in observed.of_rank if (bad := _first_bad(observed, rank))}
     source = min(
-        first.values(), key=lambda sight: (sight.place.role is Role.OUTPUT, sight.position, sight.rank)
+        first.values(),
+        key=lambda observation: (
+            observation.place.role is Role.OUTPUT,
+            observation.position,
+            observation.rank,
+        ),
     )
-    others = sorted(sight.rank for sight in first.values() if sight.rank != source.rank)
+    others = sorted(observation.rank for observation in first.values() if observation.rank != source.rank)
     index = index_of(source.content.bad_at, source.place)
-    reached = "" if harm is source else f"; it got into {describe(harm)}{at(harm.place)}"
+    reached = "" if effect is source else f"; it got into {describe(effect)}{at(effect.place)}"
     message = (
         f"{_WORDS[source.content.bad]} first appeared on rank {source.rank} in the {describe(source)}"
-        f"{at(source.place)}, at index {index}{_finite_before(sight_index, source)}"
-        f"{_spread(sight_index, source, others)}{reached}"
+        f"{at(source.place)}, at index {index}{_finite_before(observed, source)}"
+        f"{_spread(observed, source, others)}{reached}"
     )
-    yield make_finding(ValueFindingKind.NONFINITE, message, _ADVICE, sight_index, list(first.values()))
+    yield make_finding(ValueFindingKind.NONFINITE, message, _ADVICE, observed, list(first.values()))
 
 
-def _first_bad(sight_index: SightIndex, rank: int) -> Sight | None:
+def _first_bad(observed: ObservationIndex, rank: int) -> Observation | None:
     # A mask of infinity is an input on purpose.
     bad = (
-        sight
-        for sight in sight_index.of_rank[rank]
-        if sight.content.bad == "nan" or (sight.content.bad and sight.place.role is not Role.GIVEN)
+        observation
+        for observation in observed.of_rank[rank]
+        if observation.content.bad == "nan"
+        or (observation.content.bad and observation.place.role is not Role.GIVEN)
     )
     return next(bad, None)
 
 
-def _finite_before(sight_index: SightIndex, source: Sight) -> str:
+def _finite_before(observed: ObservationIndex, source: Observation) -> str:
     """Name the last finite observation of the computation: the lines to check begin there.
 
     A backward pass fails because of the forward, so a line of the forward is named, too.
     """
     if source.place.role is Role.GIVEN:
         return ""
-    before = reversed(sight_index.of_rank[source.rank][: source.position])
-    seen = [sight for sight in before if sight.place.role in _OF_COMPUTATION]
-    told = seen[: 2 if seen and seen[0].place.role is Role.ROOT else 1]
-    if not told or any(sight.content.bad for sight in told):
+    before = reversed(observed.of_rank[source.rank][: source.position])
+    seen = [observation for observation in before if observation.place.role in _OF_COMPUTATION]
+    shown = seen[: 2 if seen and seen[0].place.role is Role.ROOT else 1]
+    if not shown or any(observation.content.bad for observation in shown):
         return ""
-    names = " and ".join(f"the {describe(sight)}{at(sight.place)}" for sight in reversed(told))
-    return f", after {names}, which {'were' if len(told) > 1 else 'was'} finite"
+    names = " and ".join(
+        f"the {describe(observation)}{at(observation.place)}" for observation in reversed(shown)
+    )
+    return f", after {names}, which {'were' if len(shown) > 1 else 'was'} finite"
 
 
-def _harm(sight_index: SightIndex) -> Sight | None:
+def _first_effect(observed: ObservationIndex) -> Observation | None:
     """Return the first parameter, sum or product that is not finite and did not start so."""
     found = (
-        sight
-        for rank in sight_index.of_rank
-        for sight in sight_index.of_rank[rank]
-        if _is_harm(sight_index, sight)
+        observation
+        for rank in observed.of_rank
+        for observation in observed.of_rank[rank]
+        if _is_effect(observed, observation)
     )
-    return min(found, key=lambda sight: (sight.position, sight.rank), default=None)
+    return min(found, key=lambda observation: (observation.position, observation.rank), default=None)
 
 
-def _is_harm(sight_index: SightIndex, sight: Sight) -> bool:
-    if not sight.content.bad:
+def _is_effect(observed: ObservationIndex, observation: Observation) -> bool:
+    if not observation.content.bad:
         return False
-    if sight.place.role is Role.PARAMETER:
-        begun = sight_index.matching(Role.BEFORE, sight).get(sight.rank)
+    if observation.place.role is Role.PARAMETER:
+        begun = observed.matching(Role.BEFORE, observation).get(observation.rank)
         return begun is None or not begun.content.bad
-    if sight.place.role is not Role.OUTPUT or sight.place.name not in _REDUCING:
+    if observation.place.role is not Role.OUTPUT or observation.place.name not in _REDUCING:
         return False
-    if sight.place.kind not in _COMPUTING:
+    if observation.place.kind not in _COMPUTING:
         return False
-    given = sight_index.together.get((Role.INPUT, *sight.same_on_ranks[1:]), {}).values()
+    given = observed.together.get((Role.INPUT, *observation.same_on_ranks[1:]), {}).values()
     overflowed = bool(given) and not any(each.content.bad for each in given)
-    return overflowed or sight.content.bad == "nan"
+    return overflowed or observation.content.bad == "nan"
 
 
-def _spread(sight_index: SightIndex, source: Sight, others: list[int]) -> str:
+def _spread(observed: ObservationIndex, source: Observation, others: list[int]) -> str:
     if not others:
         return ""
     outputs = (
-        sight
-        for sight in sight_index.of_rank[others[0]]
-        if sight.place.role is Role.OUTPUT and sight.content.bad
+        observation
+        for observation in observed.of_rank[others[0]]
+        if observation.place.role is Role.OUTPUT and observation.content.bad
     )
     carrier = next(outputs, None)
     if carrier is None or carrier is source:

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from disttest.extras.sanitizers.sanitizer import Consequence
 from disttest.extras.sanitizers.values.constant_starts import ConstantStarts
 from disttest.extras.sanitizers.values.contents import is_constant
-from disttest.extras.sanitizers.values.sights import Sight, SightIndex, are_equal, odd_ranks, subject
+from disttest.extras.sanitizers.values.observations import (
+    Observation,
+    ObservationIndex,
+    are_equal,
+    odd_ranks,
+    subject,
+)
 from disttest.extras.sanitizers.values.trace import NOWHERE, Role, Trust
 from disttest.extras.sanitizers.values.value_findings import both_values, make_finding, places_of
 from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
@@ -56,125 +62,133 @@ _BUFFER = Consequence(
 )
 
 
-def find_outputs(sight_index: SightIndex) -> Iterator[PluginFinding]:
+def find_outputs(observed: ObservationIndex) -> Iterator[PluginFinding]:
     """Report the first collective that gave different numbers to ranks."""
-    parted = [
+    diverged = [
         group
-        for group in _groups(sight_index, Role.OUTPUT)
+        for group in _groups(observed, Role.OUTPUT)
         if group[0].place.name in _GIVING_ALL_THE_SAME and _can_be_compared(group) and not are_equal(group)
     ]
-    if parted:
-        first = min(parted, key=_moment)
+    if diverged:
+        first = min(diverged, key=_moment)
         message = f"{subject(first[0])} gave {rank_names(odd_ranks(first))} other numbers{places_of(first)}: {both_values(first)}"
-        yield make_finding(ValueFindingKind.OUTPUT, message, _OUTPUT, sight_index, first)
+        yield make_finding(ValueFindingKind.OUTPUT, message, _OUTPUT, observed, first)
 
 
-def find_parameters(sight_index: SightIndex) -> Iterator[PluginFinding]:
+def find_parameters(observed: ObservationIndex) -> Iterator[PluginFinding]:
     """Report the first parameter that should be equal on its ranks and stays different to the end of the test."""
-    starts = ConstantStarts(sight_index)
-    parted = [
+    starts = ConstantStarts(observed)
+    diverged = [
         (group, because)
         for role in (Role.WRAPPED, Role.PARAMETER, Role.SHARED)
-        for seen in _groups(sight_index, role)
-        for group, because in _replicas(sight_index, starts, seen)
-        if len(group) > 1 and not are_equal(group) and not _meet_again(sight_index, group)
+        for seen in _groups(observed, role)
+        for group, because in _replicas(observed, starts, seen)
+        if len(group) > 1 and not are_equal(group) and not _meet_again(observed, group)
     ]
-    if parted:
-        first, because = min(parted, key=lambda each: _moment(each[0]))
-        others = len({_parameter(group[0]) for group, _ in parted}) - 1
-        reason, consequence = _reason(sight_index, first)
+    if diverged:
+        first, because = min(diverged, key=lambda each: _moment(each[0]))
+        others = len({_parameter(group[0]) for group, _ in diverged}) - 1
+        reason, consequence = _reason(observed, first)
         more = f"; so do {others} more" if others else ""
         message = (
             f"parameter {subject(first[0])} differs on {rank_names(odd_ranks(first))}{places_of(first)}: "
             f"{both_values(first)}{reason}{because}{more}"
         )
-        yield make_finding(ValueFindingKind.PARAMETER, message, consequence, sight_index, first)
+        yield make_finding(ValueFindingKind.PARAMETER, message, consequence, observed, first)
 
 
-def find_buffers(sight_index: SightIndex) -> Iterator[PluginFinding]:
+def find_buffers(observed: ObservationIndex) -> Iterator[PluginFinding]:
     """Report the first buffer of a wrapped model with which ranks evaluate differently."""
-    parted = [
+    diverged = [
         group
-        for group in _groups(sight_index, Role.BUFFER)
+        for group in _groups(observed, Role.BUFFER)
         if group[0].place.ranks and _can_be_compared(group) and not are_equal(group)
     ]
-    if parted:
-        first = min(parted, key=_moment)
+    if diverged:
+        first = min(diverged, key=_moment)
         message = f"buffer {subject(first[0])} differs on {rank_names(odd_ranks(first))}{places_of(first)}: {both_values(first)}"
-        yield make_finding(ValueFindingKind.BUFFER, message, _BUFFER, sight_index, first)
+        yield make_finding(ValueFindingKind.BUFFER, message, _BUFFER, observed, first)
 
 
-def _groups(sight_index: SightIndex, role: Role) -> Iterator[list[Sight]]:
+def _groups(observed: ObservationIndex, role: Role) -> Iterator[list[Observation]]:
     """Yield the observations of several ranks of one thing in this role, the lowest rank first."""
-    for key, sights in sight_index.together.items():
-        if key[0] is role and len(sights) > 1:
-            yield sorted(sights.values())
+    for key, observations in observed.together.items():
+        if key[0] is role and len(observations) > 1:
+            yield sorted(observations.values())
 
 
-def _can_be_compared(group: Sequence[Sight]) -> bool:
+def _can_be_compared(group: Sequence[Observation]) -> bool:
     places = {(s.place.name, s.place.kind, s.place.dtype, s.place.shape, s.place.ranks) for s in group}
     return len(places) == 1
 
 
 def _replicas(
-    sight_index: SightIndex, starts: ConstantStarts, seen: Sequence[Sight]
-) -> Iterator[tuple[list[Sight], str]]:
+    observed: ObservationIndex, starts: ConstantStarts, seen: Sequence[Observation]
+) -> Iterator[tuple[list[Observation], str]]:
     """Yield the observations of one parameter that should be equal, with the evidence if that is not a call."""
-    for ranks in dict.fromkeys(sight.place.ranks for sight in seen):
-        group = [sight for sight in seen if sight.place.ranks == ranks]
+    for ranks in dict.fromkeys(observation.place.ranks for observation in seen):
+        group = [observation for observation in seen if observation.place.ranks == ranks]
         # Most parameters of an optimizer may be replicas while the rest are shards or experts.
         is_apart = group[0].place.trust is Trust.BESIDE and starts.activations_travel
-        if _are_replicas(sight_index, group) and not is_apart:
+        if _are_replicas(observed, group) and not is_apart:
             yield group, ""
-    for kin in starts.kin(seen) if seen[0].place.role is Role.PARAMETER and not are_equal(seen) else ():
-        yield [sight for sight in seen if sight.rank in kin.ranks], f"; {kin.because}"
+    for inferred in (
+        starts.infer(seen) if seen[0].place.role is Role.PARAMETER and not are_equal(seen) else ()
+    ):
+        yield (
+            [observation for observation in seen if observation.rank in inferred.ranks],
+            f"; {inferred.because}",
+        )
 
 
-def _are_replicas(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
+def _are_replicas(observed: ObservationIndex, group: Sequence[Observation]) -> bool:
     place = group[0].place
-    trust = {sight.place.trust for sight in group}
+    trust = {observation.place.trust for observation in group}
     if len(trust) > 1 or place.trust is None or not place.ranks or not _can_be_compared(group):
         return False
     # Without a module only a number identifies a parameter: another rank's #1 may be another tensor.
     is_weak = place.trust is Trust.BESIDE or (place.trust is Trust.REDUCED and place.model == NOWHERE)
-    return not is_weak or _began_equal(sight_index, group)
+    return not is_weak or _began_equal(observed, group)
 
 
-def _began_equal(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
-    begun = sight_index.matching(Role.BEFORE, group[0]).values()
+def _began_equal(observed: ObservationIndex, group: Sequence[Observation]) -> bool:
+    begun = observed.matching(Role.BEFORE, group[0]).values()
     return are_equal(begun) and not any(is_constant(each.content, each.place.dtype) for each in begun)
 
 
-def _meet_again(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
+def _meet_again(observed: ObservationIndex, group: Sequence[Observation]) -> bool:
     """Whether they are equal when all ranks see them last: then they were meant to differ for a while."""
     later, number = group, group[0].number
     while len(later) == len(group):
         last = later
         number += 1
         role, model, name, index, _ = group[0].same_on_ranks
-        later = list(sight_index.together.get((role, model, name, index, number), {}).values())
+        later = list(observed.together.get((role, model, name, index, number), {}).values())
     return are_equal(last)
 
 
-def _reason(sight_index: SightIndex, group: Sequence[Sight]) -> tuple[str, Consequence]:
+def _reason(observed: ObservationIndex, group: Sequence[Observation]) -> tuple[str, Consequence]:
     first = group[0]
     if first.place.role is Role.WRAPPED:
         return ", though the model is wrapped", _WROTE
     if first.place.role is Role.SHARED:
         return ", though its gradient was reduced and each rank steps a part of the parameters", _SHARED
-    begun = sight_index.matching(Role.BEFORE, first).values()
+    begun = observed.matching(Role.BEFORE, first).values()
     if first.number == 1 and not are_equal(begun):
         return ", and did so before the first step", _BEGAN
-    gradients = sight_index.matching(Role.GRADIENT, first).values()
+    gradients = observed.matching(Role.GRADIENT, first).values()
     if not are_equal(gradients):
         return ", and so did its gradient", _GRADIENT
     return ", though its gradient did not", _STEP
 
 
-def _parameter(sight: Sight) -> tuple[int, str]:
-    return sight.place.model, sight.place.name
+def _parameter(observation: Observation) -> tuple[int, str]:
+    return observation.place.model, observation.place.name
 
 
-def _moment(group: Sequence[Sight]) -> tuple[int, int]:
+def _moment(group: Sequence[Observation]) -> tuple[int, int]:
     """Sort key: the time of the observation."""
-    return (0 if group[0].place.role is Role.WRAPPED else 1, min(sight.position for sight in group))
+    return (
+        0 if group[0].place.role is Role.WRAPPED else 1,
+        min(observation.position for observation in group),
+    )

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from disttest.extras.sanitizers.sanitizer import Consequence
 from disttest.extras.sanitizers.values.contents import first_difference
-from disttest.extras.sanitizers.values.sights import Sight, SightIndex, at, describe, odd_pair
+from disttest.extras.sanitizers.values.observations import (
+    Observation,
+    ObservationIndex,
+    at,
+    describe,
+    odd_pair,
+)
 from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
 from disttest.model import PluginFinding, RankCalls, SeenCall
 
@@ -20,8 +26,8 @@ def make_finding(
     kind: ValueFindingKind,
     message: str,
     consequence: Consequence,
-    sight_index: SightIndex,
-    decisive: Sequence[Sight],
+    observed: ObservationIndex,
+    decisive: Sequence[Observation],
 ) -> PluginFinding:
     """Make a finding.
 
@@ -29,7 +35,7 @@ def make_finding(
         kind: kind of the finding.
         message: the ranks, their values and the lines.
         consequence: effect and advice.
-        sight_index: observations of the test.
+        observed: observations of the test.
         decisive: observations that the finding is about, at most one of each rank.
     """
     return PluginFinding(
@@ -39,34 +45,36 @@ def make_finding(
         effect=consequence.effect,
         advice=consequence.advice,
         orders=tuple(
-            RankCalls(rank=sight.rank, calls=tuple(_around(sight_index, sight)))
-            for sight in sorted(decisive)[:_MOST_RANKS]
+            RankCalls(rank=observation.rank, calls=tuple(_around(observed, observation)))
+            for observation in sorted(decisive)[:_MOST_RANKS]
         ),
     )
 
 
-def _around(sight_index: SightIndex, decisive: Sight) -> Iterator[SeenCall]:
-    sights = sight_index.of_rank[decisive.rank]
-    for sight in sights[max(0, decisive.position - _BEFORE) : decisive.position + _AFTER + 1]:
+def _around(observed: ObservationIndex, decisive: Observation) -> Iterator[SeenCall]:
+    observations = observed.of_rank[decisive.rank]
+    for observation in observations[max(0, decisive.position - _BEFORE) : decisive.position + _AFTER + 1]:
         yield SeenCall(
-            what=describe(sight),
-            file=sight.place.file,
-            line=sight.place.line,
-            decides=sight is decisive,
-            same=sight_index.agrees(sight),
+            what=describe(observation),
+            file=observation.place.file,
+            line=observation.place.line,
+            decides=observation is decisive,
+            same=observed.agrees(observation),
         )
 
 
-def both_values(sights: Sequence[Sight]) -> str:
+def both_values(observations: Sequence[Observation]) -> str:
     """Format ``at index [2] rank 0 has 3, rank 1 has 4``."""
-    usual, odd = odd_pair(sights)
+    usual, odd = odd_pair(observations)
     found = first_difference(usual.place, usual.content, odd.content)
     pair = sorted(zip((usual, odd), found.values or ("", ""), strict=True))
     if found.values is None:
         return f"rank {pair[0][0].rank} and rank {pair[1][0].rank} differ first at {found.at}"
-    return f"at {found.at} " + ", ".join(f"rank {sight.rank} has {value}" for sight, value in pair)
+    return f"at {found.at} " + ", ".join(
+        f"rank {observation.rank} has {value}" for observation, value in pair
+    )
 
 
-def places_of(sights: Sequence[Sight]) -> str:
+def places_of(observations: Sequence[Observation]) -> str:
     """Format `` at test_step.py:39``; several lines are each named once."""
-    return " and".join(dict.fromkeys(at(sight.place) for sight in sorted(sights)))
+    return " and".join(dict.fromkeys(at(observation.place) for observation in sorted(observations)))

@@ -8,8 +8,8 @@ import msgspec
 
 from disttest.extras.sanitizers.sanitizer import Judgement
 from disttest.extras.sanitizers.values.nonfinite import find_nonfinite
+from disttest.extras.sanitizers.values.observations import ObservationIndex
 from disttest.extras.sanitizers.values.replicated import find_buffers, find_outputs, find_parameters
-from disttest.extras.sanitizers.values.sights import SightIndex
 from disttest.extras.sanitizers.values.trace import Trace
 from disttest.model import PluginFinding
 
@@ -24,12 +24,12 @@ def judge_values(traces: Mapping[int, Trace]) -> tuple[PluginFinding, ...]:
     """
     if any(trace.doubtful for trace in traces.values()):
         return ()
-    sight_index = SightIndex(traces)
+    observed = ObservationIndex(traces)
     return (
-        *find_outputs(sight_index),
-        *find_parameters(sight_index),
-        *find_buffers(sight_index),
-        *find_nonfinite(sight_index),
+        *find_outputs(observed),
+        *find_parameters(observed),
+        *find_buffers(observed),
+        *find_nonfinite(observed),
     )
 
 

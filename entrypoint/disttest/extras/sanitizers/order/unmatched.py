@@ -28,11 +28,11 @@ _NEVER_WAITED = Consequence(
 )
 
 
-def find_extras(exchanges: Exchanges) -> Iterator[PluginFinding]:
+def find_unmatched(exchanges: Exchanges) -> Iterator[PluginFinding]:
     """Yield the first incomplete collective of each group, and the first incomplete message between each two ranks."""
     for group, collectives in exchanges.collectives.items():
         first = next((exchange for exchange in collectives if not exchange.is_complete), None)
-        if first is not None and group not in exchanges.parted:
+        if first is not None and group not in exchanges.diverged:
             yield _extra(first, exchanges, _COLLECTIVE)
     for messages in exchanges.messages.values():
         first = next((exchange for exchange in messages if not exchange.is_complete), None)
@@ -59,18 +59,18 @@ def _extra(exchange: Exchange, exchanges: Exchanges, consequence: Consequence) -
     )
 
 
-def find_never_waited(exchanges: Exchanges, told: Collection[str] = ()) -> Iterator[PluginFinding]:
+def find_never_waited(exchanges: Exchanges, reported: Collection[str] = ()) -> Iterator[PluginFinding]:
     """Yield one finding for each line whose asynchronous call can never be waited for.
 
     Args:
         exchanges: calls of the test.
-        told: lines that another finding covers already.
+        reported: lines that another finding covers already.
     """
     by_line: dict[tuple[str, int], dict[int, int]] = {}
     for rank in exchanges.ranks:
         for index in range(len(exchanges.calls_of(rank))):
             call = exchanges.at(StreamPosition(rank, index))
-            if call.dropped and call.where not in told:
+            if call.dropped and call.where not in reported:
                 by_line.setdefault((call.file, call.line), {}).setdefault(rank, index)
     for places in by_line.values():
         rank = min(places)

@@ -19,7 +19,7 @@ _UNLIKE = Consequence(
 )
 
 
-def find_unlike_groups(streams: Mapping[int, Stream]) -> Iterator[PluginFinding]:
+def find_differing_groups(streams: Mapping[int, Stream]) -> Iterator[PluginFinding]:
     """Yield a finding for the first number under which ranks made different groups, or only some made one."""
     made = {rank: _by_number(stream) for rank, stream in streams.items()}
     for key in dict.fromkeys(key for each in made.values() for key in each):

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from disttest.errors import UsageError
-from disttest.extras.sanitizers.values.divergence import compared, find_parting
+from disttest.extras.sanitizers.values.divergence import compared, find_divergence
 from disttest.extras.sanitizers.values.values_file import ValuesFile, pairs, read_recordings
 from disttest.reports.text import count, one_line
 
 
-def tell_partings(first: Path, second: Path, text: str, tolerance: float | None) -> bool:
+def print_divergences(first: Path, second: Path, text: str, tolerance: float | None) -> bool:
     """Print the comparison of each test that both runs have. Return whether any test differs.
 
     Args:
@@ -32,18 +32,18 @@ def tell_partings(first: Path, second: Path, text: str, tolerance: float | None)
     if not found:
         wanted = f" with {text!r} in its id" if text else ""
         raise UsageError(f"{first} and {second} have no test{wanted} in common")
-    parted = [_tell(one, other, tolerance) for one, other in found]
-    return any(parted)
+    diverged = [_print_one(one, other, tolerance) for one, other in found]
+    return any(diverged)
 
 
-def _tell(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> bool:
+def _print_one(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> bool:
     """Print the comparison of one test. Return whether it differs."""
-    parting = find_parting(one, other, tolerance)
+    divergence = find_divergence(one, other, tolerance)
     names = one.nodeid if one.nodeid == other.nodeid else f"{one.nodeid} and {other.nodeid}"
-    if parting is None:
+    if divergence is None:
         click.echo(f"same: {one_line(names)}: {count(compared(one, other), 'tensor')}")
         return False
     click.echo(f"differs: {one_line(names)}")
-    click.echo(f"  rank {parting.rank}: {one_line(parting.message, 2000)}")
-    click.echo(f"  {count(parting.same, 'tensor')} before it the same on this rank")
+    click.echo(f"  rank {divergence.rank}: {one_line(divergence.message, 2000)}")
+    click.echo(f"  {count(divergence.same, 'tensor')} before it the same on this rank")
     return True

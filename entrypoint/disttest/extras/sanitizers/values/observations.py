@@ -12,7 +12,7 @@ from disttest.observe.operations import title_of
 _OF_CALLS = frozenset({Role.INPUT, Role.OUTPUT})
 
 
-class Sight(NamedTuple):
+class Observation(NamedTuple):
     """One observation of a tensor by a rank."""
 
     rank: int
@@ -36,61 +36,63 @@ class Sight(NamedTuple):
         return (place.role, place.model, place.name, place.index, self.number)
 
 
-def sights_of(rank: int, trace: Trace) -> Iterator[Sight]:
+def observations_of(rank: int, trace: Trace) -> Iterator[Observation]:
     """Yield the observations of a rank, in order."""
     for position, entry in enumerate(trace.entries):
-        yield Sight(rank, position, trace.places[entry.place], trace.contents[entry.content], entry.number)
+        yield Observation(
+            rank, position, trace.places[entry.place], trace.contents[entry.content], entry.number
+        )
 
 
-class SightIndex:
+class ObservationIndex:
     """Observations of all ranks of a test, by their common keys."""
 
     def __init__(self, traces: Mapping[int, Trace]) -> None:
-        self.of_rank = {rank: tuple(sights_of(rank, trace)) for rank, trace in traces.items()}
-        self.together: dict[tuple[object, ...], dict[int, Sight]] = {}
-        for sights in self.of_rank.values():
-            for sight in sights:
-                self.together.setdefault(sight.same_on_ranks, {})[sight.rank] = sight
+        self.of_rank = {rank: tuple(observations_of(rank, trace)) for rank, trace in traces.items()}
+        self.together: dict[tuple[object, ...], dict[int, Observation]] = {}
+        for observations in self.of_rank.values():
+            for observation in observations:
+                self.together.setdefault(observation.same_on_ranks, {})[observation.rank] = observation
 
-    def peers(self, sight: Sight) -> dict[int, Sight]:
+    def peers(self, observation: Observation) -> dict[int, Observation]:
         """Return the observations of the same thing by rank."""
-        return self.together[sight.same_on_ranks]
+        return self.together[observation.same_on_ranks]
 
-    def matching(self, role: Role, sight: Sight) -> dict[int, Sight]:
+    def matching(self, role: Role, observation: Observation) -> dict[int, Observation]:
         """Return the ranks' observations of the same parameter, at the same step, in another role."""
-        place = sight.place
-        number = 1 if role is Role.BEFORE else sight.number
+        place = observation.place
+        number = 1 if role is Role.BEFORE else observation.number
         return self.together.get((role, place.model, place.name, place.index, number), {})
 
-    def agrees(self, sight: Sight) -> bool | None:
+    def agrees(self, observation: Observation) -> bool | None:
         """Whether all ranks observed the same content; None if only one rank observed it."""
-        peers = self.peers(sight)
+        peers = self.peers(observation)
         return are_equal(peers.values()) if len(peers) > 1 else None
 
 
-def are_equal(sights: Iterable[Sight]) -> bool:
+def are_equal(observations: Iterable[Observation]) -> bool:
     """Whether all have the same content."""
-    return len({sight.content.digest for sight in sights}) < 2
+    return len({observation.content.digest for observation in observations}) < 2
 
 
-def odd_pair(sights: Iterable[Sight]) -> tuple[Sight, Sight]:
+def odd_pair(observations: Iterable[Observation]) -> tuple[Observation, Observation]:
     """Return the lowest ranks' observations with the most frequent content and with another one."""
-    ordered = sorted(sights)
-    counts = Counter(sight.content.digest for sight in ordered)
+    ordered = sorted(observations)
+    counts = Counter(observation.content.digest for observation in ordered)
     most = max(counts, key=lambda digest: counts[digest])
-    usual = next(sight for sight in ordered if sight.content.digest == most)
-    return usual, next(sight for sight in ordered if sight.content.digest != most)
+    usual = next(observation for observation in ordered if observation.content.digest == most)
+    return usual, next(observation for observation in ordered if observation.content.digest != most)
 
 
-def odd_ranks(sights: Iterable[Sight]) -> tuple[int, ...]:
+def odd_ranks(observations: Iterable[Observation]) -> tuple[int, ...]:
     """Return the ranks without the most frequent content; all ranks if no content is on two of them."""
-    ordered = sorted(sights)
-    counts = Counter(sight.content.digest for sight in ordered)
+    ordered = sorted(observations)
+    counts = Counter(observation.content.digest for observation in ordered)
     most = max(counts.values())
     usual = {digest for digest, count in counts.items() if count == most}
     if len(usual) > 1:
-        return tuple(sight.rank for sight in ordered)
-    return tuple(sight.rank for sight in ordered if sight.content.digest not in usual)
+        return tuple(observation.rank for observation in ordered)
+    return tuple(observation.rank for observation in ordered if observation.content.digest not in usual)
 
 
 _FRONT = {
@@ -108,28 +110,28 @@ _FRONT = {
 }
 
 
-def describe(sight: Sight) -> str:
+def describe(observation: Observation) -> str:
     """Format ``output of all_reduce SUM #3 of group default`` or ``gradient of layers.0.weight before step 2``."""
-    return f"{_FRONT[sight.place.role]}{subject(sight)}"
+    return f"{_FRONT[observation.place.role]}{subject(observation)}"
 
 
-def subject(sight: Sight) -> str:
+def subject(observation: Observation) -> str:
     """Format it without its role: ``all_reduce SUM #3 of group default``, ``layers.0.weight after step 2``."""
-    place = sight.place
-    if sight.is_of_call:
+    place = observation.place
+    if observation.is_of_call:
         words = [title_of(place.name), *([place.kind] if place.kind else [])]
         ends = (
             [f"{'to' if place.name == 'send' else 'from'} rank {place.peer}"]
             if place.peer is not None
             else []
         )
-        return " ".join([*words, *ends, f"#{sight.number} of group {place.group}"])
+        return " ".join([*words, *ends, f"#{observation.number} of group {place.group}"])
     if place.role in (Role.GIVEN, Role.MODULE):
         name = f"{place.name} ({place.kind})" if place.name else place.kind
-        return f"{name}, call {sight.number}"
+        return f"{name}, call {observation.number}"
     if place.role is Role.ROOT:
-        return f"backward pass {sight.number}"
-    return f"{place.name} {_when(place.role, sight.number)}"
+        return f"backward pass {observation.number}"
+    return f"{place.name} {_when(place.role, observation.number)}"
 
 
 def _when(role: Role, number: int) -> str:
