@@ -36,6 +36,8 @@ ending it would leave the allocation without an owner.
 """
 SCHEDULERS_WORD_S = 20.0
 """The same if the scheduler asked a node to end: only the scheduler knows the reason, which the verdicts need."""
+AGENT_GONE_S = 2.0
+"""Time for the last lines of an agent to arrive, after the scheduler has reported its end."""
 PIPE_DRAIN_S = 1.0
 """Time for which a process's pipes are read after its end, since processes it left behind may hold them open."""
 PORT_PAUSE_S = 1.0

@@ -25,6 +25,7 @@ from disttest.extras.cluster.protocol.launcher import (
     JobOutcome,
     JobState,
     LauncherOptions,
+    NodeEnded,
     NodeVariables,
     Output,
     RunDescription,
@@ -35,6 +36,7 @@ from disttest.extras.cluster.protocol.wire import CancelJob, SetVariables, Still
 from disttest.extras.cluster.schedulers.agent_command import NOT_INSIDE, travelling
 from disttest.extras.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
 from disttest.extras.kubernetes import pods as manifests
+from disttest.extras.kubernetes import words
 from disttest.extras.kubernetes.gang import PodGang, Turn
 from disttest.extras.kubernetes.kubectl import Kubectl, PodBoard, clean
 from disttest.extras.kubernetes.limits import KUBERNETES_KILL_S, KUBERNETES_RETRY_S
@@ -97,11 +99,19 @@ class KubernetesRun:
             for line in self._streams.round(TICK_S):
                 yield from self._take(line)
             self._step()
+            yield from self._ended_nodes()
             if self._seen != before:
                 yield Changed(description=self._seen)
         self._streams.signal(signal.SIGKILL)
         for line in self._streams.lines(TICK_S):  # the rest of the pipes
             yield from self._take(line)
+
+    def _ended_nodes(self) -> Iterator[RunEvent]:
+        """Report each node whose pod has ended: the stream of a lost node stays open."""
+        for node in self._gang.over():
+            pod = self._gang.pods.get(node)
+            end = words.end_of_pod(pod, gone=node in self._gang.gone) if pod is not None else None
+            yield NodeEnded(node=node, how=str(end or "its pod is gone"))
 
     def send(self, line: bytes) -> None:
         """Send a line to all agents, once all are attached."""

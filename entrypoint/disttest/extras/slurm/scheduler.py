@@ -24,6 +24,7 @@ from disttest.extras.cluster.protocol.launcher import (
     JobOutcome,
     JobState,
     LauncherOptions,
+    NodeEnded,
     NodeVariables,
     Output,
     RunDescription,
@@ -40,13 +41,16 @@ from disttest.extras.slurm.limits import (
     SLURM_FIRST_POLL_S,
     SLURM_KILL_S,
     SLURM_LONGEST_POLL_S,
+    SLURM_RUNNING_POLL_S,
 )
 from disttest.extras.slurm.queue import SlurmQueue
 from disttest.extras.slurm.submission import srun_arguments
+from disttest.host.process import signal_name
 from disttest.limits import TICK_S
 
 _COMPLAINTS_KEPT = 50
 _WHY_CANCELLED = (JobState.TIME_LIMIT, JobState.PREEMPTED, JobState.OUT_OF_MEMORY)
+_SUSPENDED = "suspended by scontrol suspend, or for another job of its partition"
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 NODE_VARIABLES = NodeVariables(
@@ -125,7 +129,7 @@ class SlurmRun:
                 yield from self._take(line)
             else:
                 yield Idle()
-            if not self._started and time.monotonic() >= self._next_poll_s:
+            if time.monotonic() >= self._next_poll_s:
                 self._poll()
             if self._seen != before:
                 yield Changed(description=self._seen)
@@ -142,7 +146,8 @@ class SlurmRun:
             yield Idle()
 
     def _longer_pause_s(self) -> float:
-        self._poll_s = min(SLURM_LONGEST_POLL_S, self._poll_s * 1.5)
+        longest_s = SLURM_RUNNING_POLL_S if self._started else SLURM_LONGEST_POLL_S
+        self._poll_s = min(longest_s, self._poll_s * 1.5)
         return self._poll_s
 
     def _ask_again(self) -> None:
@@ -154,6 +159,8 @@ class SlurmRun:
         if line.error:
             text = line.text.decode("utf-8", "replace")
             self._complaints = [*self._complaints, text][-_COMPLAINTS_KEPT:]
+            tasks, how = words.task_ended(text)
+            yield from (NodeEnded(node=task, how=how) for task in tasks)
             return
         if is_ours(line.text) and not self._started:
             self._started = True
@@ -166,6 +173,8 @@ class SlurmRun:
         pause_s = self._longer_pause_s()
         line = self._queue.line(self._job.name, fresh_s=pause_s / 2)
         self._next_poll_s = time.monotonic() + pause_s
+        if line is None and self._started:
+            return  # its end is srun's to report
         if line is None:
             # Not in the queue although srun lives: the job is not accepted yet. A full queue makes srun wait.
             waiting = words.refused_for_now(self._complaints) or next(
@@ -177,7 +186,7 @@ class SlurmRun:
             self._seen,
             job_id=line.job_id,
             state=line.state if not line.state.is_over else self._seen.state,
-            reason=line.reason if line.state is JobState.QUEUED else "",
+            reason=line.reason if line.state is JobState.QUEUED else _SUSPENDED * line.suspended,
             nodes=(line.nodes,) if line.nodes else (),
         )
         self._verdict = words.stuck(line)
@@ -203,6 +212,10 @@ class SlurmRun:
         (code,) = self._processes.codes()
         if self._verdict is not None:
             return _replace_end(self._verdict, code)
+        if code is not None and code < 0 and not self._scancelled:
+            return self._end_without_srun(-code)
+        if not self._scancelled and words.was_cancelled(self._complaints):
+            return self._cancelled_by_hand(code)
         if self._cancelled:
             # A message from before may be the reason of the cancellation. The controller is not queried, since this
             # must be fast.
@@ -211,7 +224,26 @@ class SlurmRun:
                 return _replace_end(said, code)
             return JobOutcome(state=JobState.CANCELLED, reason=self._cancelled, exit_code=code)
         seen = self._queue.final_line(self._job.name)
-        return words.end_of(seen, self._complaints, code, started=self._started)
+        end = words.end_of(seen, self._complaints, code, started=self._started)
+        return self._cancelled_by_hand(code) if end.state is JobState.CANCELLED else end
+
+    def _end_without_srun(self, signum: int) -> JobOutcome:
+        """Cancel the job of a killed srun: its nodes would stay allocated until its time limit."""
+        self._scancel()
+        return JobOutcome(
+            state=JobState.CANCELLED,
+            reason=f"srun on the machine that submits was ended by {signal_name(signum)}, so the job was cancelled",
+            advice="The kernel kills it when memory runs out there (dmesg). Nothing is wrong with the tests: run it again",
+            exit_code=-signum,
+        )
+
+    def _cancelled_by_hand(self, code: int | None) -> JobOutcome:
+        return JobOutcome(
+            state=JobState.CANCELLED_BY_HAND,
+            reason=f"job {self._seen.job_id or self._job.name} was ended by scancel, which this run did not call",
+            advice="Nothing is wrong with the tests: run it again",
+            exit_code=code,
+        )
 
 
 class SlurmLauncher:

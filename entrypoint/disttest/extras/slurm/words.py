@@ -151,6 +151,8 @@ class QueueLine(Frozen):
     reason: str
     nodes: str
     name: str
+    suspended: bool = False
+    """Whether its processes are stopped, by ``scontrol suspend`` or for another job of the partition."""
 
 
 def parse_queue(text: str) -> tuple[QueueLine, ...]:
@@ -162,7 +164,14 @@ def parse_queue(text: str) -> tuple[QueueLine, ...]:
             number, state, reason, nodes, name = parts
             reason = "" if reason in ("None", "(null)") else reason
             lines.append(
-                QueueLine(job_id=number, state=_STATES[state], reason=reason, nodes=nodes, name=name)
+                QueueLine(
+                    job_id=number,
+                    state=_STATES[state],
+                    reason=reason,
+                    nodes=nodes,
+                    name=name,
+                    suspended=state == "SUSPENDED",
+                )
             )
     return tuple(lines)
 
@@ -216,6 +225,23 @@ def end_of(
             exit_code=exit_code,
         )
     return JobOutcome(state=JobState.COMPLETED, reason=words[-1] if words else "", exit_code=exit_code)
+
+
+def task_ended(line: str) -> tuple[tuple[int, ...], str]:
+    """Return the tasks whose end srun reports in a line, and how they ended: ``srun: error: n2: task 1: Killed``."""
+    match = re.fullmatch(r"srun: error: \S+: tasks? ([\d,-]+): (.+)", line.strip())
+    if match is None:
+        return (), ""
+    tasks: list[int] = []
+    for part in match[1].split(","):
+        first, _, last = part.partition("-")
+        tasks += range(int(first), int(last or first) + 1)
+    return tuple(tasks), match[2]
+
+
+def was_cancelled(complaints: Iterable[str]) -> bool:
+    """Whether the job was cancelled, and not for its time limit or for another job."""
+    return any(re.search(r"\*\*\* (STEP|JOB) .*CANCELLED AT [\dT:-]+ \*\*\*", line) for line in complaints)
 
 
 def _by_words(words: list[str]) -> tuple[JobState | None, str, str]:

@@ -17,6 +17,7 @@ import msgspec
 from disttest.errors import ProtocolError
 from disttest.extras.cluster.client.job_recorder import JobRecorder
 from disttest.extras.cluster.limits import (
+    AGENT_GONE_S,
     CLIENT_ALIVE_S,
     GOODBYE_S,
     NODE_OVERRUN_S,
@@ -32,6 +33,7 @@ from disttest.extras.cluster.protocol.launcher import (
     JobOutcome,
     JobRun,
     JobState,
+    NodeEnded,
     Output,
     RunDescription,
 )
@@ -57,6 +59,7 @@ from disttest.runtime.messages.protocol import Message
 
 _OUTPUT_KEPT = 30
 _SCHEDULERS_WORD = (
+    JobState.CANCELLED_BY_HAND,
     JobState.TIME_LIMIT,
     JobState.PREEMPTED,
     JobState.EVICTED,
@@ -114,6 +117,8 @@ class Conductor(ABC):
         self._offsets_s: dict[int, float] = {}
         self._heard_s: dict[int, float] = {}
         self._done: set[int] = set()
+        self._agents_gone: dict[int, tuple[float, str]] = {}
+        """Node -> when the scheduler reported the end of its agent, and how it ended."""
         self._done_s: float | None = None
         self._queued_s = self._clock()
         self._running_s: float | None = None
@@ -172,7 +177,13 @@ class Conductor(ABC):
         """Record a description from the scheduler."""
         if seen.state is JobState.QUEUED and seen.reason and seen.reason != self._scheduler.reason:
             self._recorder.told(f"{self.job.name} waits: {seen.reason}")
+        if seen.state is JobState.RUNNING and seen.reason and seen.reason != self._scheduler.reason:
+            self._recorder.told(f"{self.job.name} is {seen.reason}")
         self._scheduler = seen
+
+    def node_ended(self, node: int, how: str) -> None:
+        """Note that the scheduler reported the end of an agent, which may have sent its last word before."""
+        self._agents_gone.setdefault(node, (self._clock(), how))
 
     def keep_output(self, line: bytes) -> None:
         """Keep a line that no agent wrote; it is shown if an agent never comes up."""
@@ -249,6 +260,14 @@ class Conductor(ABC):
 
     def _check_limits(self, now_s: float) -> None:
         limits = self._limits
+        for node, (gone_s, how) in self._agents_gone.items():
+            if node not in self._done and now_s - gone_s > AGENT_GONE_S:
+                self._ended_by_scheduler = True  # it may know why
+                self.fail(
+                    JobState.NODE_LOST,
+                    f"the agent of node {self._name(node)} has ended: {how}",
+                    "The kernel log of the node (dmesg) says more, for example that memory ran out",
+                )
         if self._running_s is None:
             if now_s - self._queued_s > limits.queue_s:
                 why = f" ({self._scheduler.reason})" if self._scheduler.reason else ""
@@ -259,7 +278,16 @@ class Conductor(ABC):
                 )
             return
         for node, heard_s in self._heard_s.items():
-            if node not in self._done and now_s - heard_s > limits.silence_s:
+            if node in self._done or now_s - heard_s <= limits.silence_s:
+                continue
+            if self._scheduler.reason:  # a job that runs has one if it is kept from running
+                self.fail(
+                    JobState.HELD,
+                    f"job {self._scheduler.job_id} is {self._scheduler.reason}, and node {self._name(node)} has been "
+                    f"silent for {limits.silence_s:g} s",
+                    "Nothing is wrong with the tests: run it again, or raise the setting silence-limit",
+                )
+            else:
                 self.fail(
                     JobState.NODE_LOST,
                     f"node {self._name(node)} has been silent for {limits.silence_s:g} s",
@@ -292,6 +320,8 @@ def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
         match event:
             case Output(line=line):
                 orders += _take(line, reader, conductor)
+            case NodeEnded(node=node, how=how):
+                conductor.node_ended(node, how)
             case Changed(description=description):
                 conductor.note(description)
             case JobEnded(end=end):

@@ -25,6 +25,8 @@ class JobState(StrEnum):
     COMPLETED = "completed"
     """Its processes ended on their own, successfully or not."""
     CANCELLED = "cancelled"
+    CANCELLED_BY_HAND = "cancelled by hand"
+    """Cancelled with the scheduler's own command, and not by this run."""
     TIME_LIMIT = "time limit"
     NODE_LOST = "node lost"
     PREEMPTED = "preempted"
@@ -99,6 +101,13 @@ class Output(Frozen):
     line: bytes
 
 
+class NodeEnded(Frozen):
+    """The agent of a node has ended, as far as the scheduler knows. Its last lines may still be on their way."""
+
+    node: int
+    how: str
+
+
 class Idle(Frozen):
     """Nothing has happened for a while."""
 
@@ -109,7 +118,7 @@ class JobEnded(Frozen):
     end: JobOutcome
 
 
-RunEvent = Changed | Output | Idle | JobEnded
+RunEvent = Changed | Output | NodeEnded | Idle | JobEnded
 
 
 class JobRun(Protocol):
