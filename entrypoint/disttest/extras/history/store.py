@@ -93,13 +93,16 @@ def _check_is_sqlite(path: Path) -> None:
 
 
 def _check_is_ours(path: Path, connection: sqlite3.Connection) -> None:
+    # One transaction: another process may make the tables between two of these reads.
+    connection.execute("BEGIN")
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    connection.execute("COMMIT")
     if version > schema.VERSION and application == schema.APPLICATION:
         raise UsageError(
             f"history {path} is of version {version}, and this disttest reads up to {schema.VERSION}; upgrade disttest"
         )
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if tables and application != schema.APPLICATION:
         raise UsageError(f"{path} is the SQLite file of another program; choose another --history")
 
