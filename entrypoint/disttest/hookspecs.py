@@ -281,7 +281,7 @@ def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldSta
 
 @hookspec
 def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
-    """Command, whenever a run is shown: return tables about the whole run, for the terminal and the HTML page.
+    """Command, whenever a run is shown: return tables about the whole run, for the terminal, the summary and the HTML page.
 
     Args:
         run: result of the run.

@@ -14,6 +14,7 @@ from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup, Tally
 from disttest.reports.costs import cost_lines
 from disttest.reports.log_excerpts import LogFolder
+from disttest.reports.plugin_tables import tables_by_section
 from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.reports.warned import Warned, warnings_by_section
@@ -87,6 +88,7 @@ class _Summary:
             self.failures(),
             self.flaky(),
             self.findings(),
+            self.plugin_tables(),
             self.table(),
             self.cost(),
             self.timeline(),
@@ -228,6 +230,12 @@ class _Summary:
         if len(warned) > self.detail.listed * 5:
             yield f"… and {count(len(warned) - self.detail.listed * 5, 'more finding')}, all in `results.json`."
             yield ""
+
+    def plugin_tables(self) -> Iterator[str]:
+        for section, tables in tables_by_section(self.run, self.detail.listed):
+            for table in tables:
+                title = f"{section.capitalize()}: {table.title}"
+                yield from _collapsible(escape(one_line(title)), [*fenced("\n".join(table.lines()))])
 
     def table(self) -> Iterator[str]:
         rows = aggregates.table(self.run)

@@ -57,7 +57,7 @@ def _sample(row: Sequence[object]) -> Sample:
         backend=str(backend) if size is not None else None,
         file=str(file),
         suite=str(suite),
-        bad=kind in RED or unknown,
+        bad=kind in (*RED, "quarantined") or unknown,
         skipped=kind in ("skipped", "not_run"),
     )
 
@@ -132,9 +132,11 @@ def read_past_runs(
 
 
 def _kinds(connection: sqlite3.Connection, run: int) -> Mapping[str, str]:
+    # Reports have no other kind for a failure that did not count.
     return dict(
         connection.execute(
-            "SELECT test.name, kind.name FROM verdict JOIN test ON test.id = verdict.test "
+            "SELECT test.name, CASE kind.name WHEN 'quarantined' THEN 'flaky' ELSE kind.name END "
+            "FROM verdict JOIN test ON test.id = verdict.test "
             "JOIN kind ON kind.id = verdict.kind WHERE run = ?",
             (run,),
         )

@@ -27,6 +27,10 @@ COLUMNS = (
 """Columns of the table ``run`` without its id."""
 
 
+QUARANTINED = "in quarantine"
+"""The message of a failure begins so that does not count, since the test is in quarantine."""
+
+
 class Verdict(NamedTuple):
     """Outcome of a test in a run."""
 
@@ -132,7 +136,8 @@ def _checked_start(run: RunResult, now_s: float) -> tuple[float, list[str]]:
 
 def _verdict(test: TestOutcome, *, is_foreign: bool) -> Verdict:
     case, final = test.test, test.final
-    failed = [attempt for attempt in test.attempts if attempt.outcome.is_bad]
+    hides = is_quarantined(test)
+    failed = [attempt for attempt in test.attempts if attempt.outcome.is_bad or (hides and attempt is final)]
     world = case.world
     return Verdict(
         test=clean(case.nodeid),
@@ -140,12 +145,17 @@ def _verdict(test: TestOutcome, *, is_foreign: bool) -> Verdict:
         suite=clean(case.suite),
         size=None if is_foreign else world.size if world else 0,
         backend=world.backend if world else "",
-        kind=aggregates.classify(test),
+        kind="quarantined" if hides else aggregates.classify(test),
         attempts=len(test.attempts),
         failed=len(failed),
         duration_s=final.duration_s if is_usable(final.duration_s) else None,
         message=one_line(aggregates.finding(failed[0]), MESSAGE) if failed else "",
     )
+
+
+def is_quarantined(test: TestOutcome) -> bool:
+    """Whether the last attempt failed and does not count, since the test is in quarantine."""
+    return test.final.outcome is Outcome.XFAILED and test.final.message.startswith(QUARANTINED)
 
 
 def _starts(run: RunResult) -> list[tuple[int, str, str, int, float]]:

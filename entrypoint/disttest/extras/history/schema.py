@@ -7,7 +7,7 @@ APPLICATION = 0x64744869
 VERSION = 1
 """``PRAGMA user_version``."""
 
-KINDS = ("passed", "failed", "infrastructure", "flaky", "skipped", "not_run", "xfailed")
+KINDS = ("passed", "failed", "infrastructure", "flaky", "skipped", "not_run", "xfailed", "quarantined")
 """Kinds of outcomes; the position is the number in the file. New ones go to the end."""
 
 TABLES = """

@@ -17,10 +17,13 @@ MARKS = {
     "flaky": "▄",
     "failed": "█",
     "infrastructure": "▓",
+    "quarantined": "▒",
     "skipped": "·",
     "not_run": "·",
 }
-LEGEND = "▁ passed  ▄ passed when tried again  █ failed  ▓ broken machine  · not run"
+LEGEND = "▁ passed  ▄ passed when tried again  █ failed  ▒ failed in quarantine  ▓ broken machine  · not run"
+FAILED = ("failed", "flaky", "quarantined")
+"""Kinds of outcomes in which the test itself failed."""
 MOST_TESTS = 50
 TICKS = "▁▂▃▄▅▆▇█"
 
@@ -59,8 +62,8 @@ def show_test(connection: sqlite3.Connection, name: str, *, branch: str, last: i
 
 def describe_past(past: Sequence[PastVerdict]) -> str:
     """Describe the failure rate of a test over its runs; broken machines and skips do not count."""
-    ran = [each for each in past if each.kind in GREEN or each.kind == "failed"]
-    failed = sum(each.kind in ("failed", "flaky") for each in ran)
+    ran = [each for each in past if each.kind in (*GREEN, *FAILED)]
+    failed = sum(each.kind in FAILED for each in ran)
     return describe_rate(failed, len(ran)) if ran else "never ran"
 
 
@@ -129,5 +132,5 @@ def _unsteady(connection: sqlite3.Connection, runs: Sequence[int]) -> list[tuple
         for name, kind in rows:
             found.setdefault(name, {})[run] = kind
     bad = ((name, [kinds.get(run, "not_run") for run in runs]) for name, kinds in found.items())
-    unsteady = [(name, kinds) for name, kinds in bad if {*RED, "flaky"} & set(kinds)]
-    return sorted(unsteady, key=lambda row: (-sum(kind in (*RED, "flaky") for kind in row[1]), row[0]))
+    unsteady = [(name, kinds) for name, kinds in bad if {*RED, *FAILED} & set(kinds)]
+    return sorted(unsteady, key=lambda row: (-sum(kind in (*RED, *FAILED) for kind in row[1]), row[0]))

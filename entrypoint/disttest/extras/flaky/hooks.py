@@ -1,0 +1,98 @@
+"""The hooks of flaky tests."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+from disttest.extras.flaky.option_rows import NAME, OPTIONS
+from disttest.hookspecs import hookimpl, of_pytest
+
+if TYPE_CHECKING:
+    import click
+    import pytest
+
+    from disttest.extras.flaky.judging import InQuarantine
+    from disttest.model import TestCase, TestResult
+    from disttest.options.option import Option
+    from disttest.options.run import RunOptions
+    from disttest.reports.reporter import ReportTable
+    from disttest.results.fold import RunResult
+    from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """``--quarantine``, and those of the command."""
+    return OPTIONS
+
+
+@hookimpl
+def disttest_addcommands(group: click.Group) -> None:
+    """``disttest flaky``."""
+    from disttest.extras.flaky.command import flaky
+
+    group.add_command(flaky)
+
+
+@hookimpl
+def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config, options: RunOptions) -> None:
+    """Read which tests are in quarantine."""
+    from disttest.extras.flaky.in_session import read_for_session
+
+    read_for_session(items, config, options)
+
+
+@hookimpl
+def disttest_test_data(item: pytest.Item) -> InQuarantine | None:
+    """The entry of the test."""
+    from disttest.extras.flaky.in_session import entry_in_session
+
+    return entry_in_session(item)
+
+
+@hookimpl
+def disttest_notes_on_tests(tests: Sequence[TestCase]) -> Sequence[str]:
+    """Entries that have expired."""
+    if not any(NAME in test.data for test in tests):
+        return ()
+    from disttest.extras.flaky.judging import notes_on
+
+    return notes_on(tests)
+
+
+@hookimpl(wrapper=True, tryfirst=True)
+def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
+    """Keep the failure of a test in quarantine from failing the run: what sanitizers and other plugins find, too."""
+    result = yield
+    if NAME not in attempt.test.data or attempt.is_cancelled:
+        return result
+    from disttest.extras.flaky.judging import hidden, quarantine_of
+
+    entry = quarantine_of(attempt.test)
+    if entry is None or not result.outcome.is_bad:
+        return result
+    changed = hidden(result, entry)
+    attempt.speaks = attempt.speaks and changed is result  # the report of no rank says this
+    return changed
+
+
+@of_pytest(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The same for tests that run in the pytest process."""
+    report = yield
+    if report.failed:
+        from disttest.extras.flaky.in_session import hide_in_controller
+
+        hide_in_controller(item, report)
+    return report
+
+
+@hookimpl
+def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
+    """Tests in quarantine."""
+    if not any(NAME in test.test.data for test in run.tests):
+        return ()
+    from disttest.extras.flaky.tables import report_tables
+
+    return report_tables(run)
