@@ -9,7 +9,7 @@ LONGEST_TEXT = 256 * 1024
 
 
 def shorten(text: str) -> str:
-    """The head and the tail of a text that is too long; any other text as it is."""
+    """Keep the head and the tail of a text that is too long; return any other text unchanged."""
     if len(text) <= LONGEST_TEXT:
         return text
     half = LONGEST_TEXT // 2
@@ -18,7 +18,7 @@ def shorten(text: str) -> str:
 
 
 def shorten_all(value: Any) -> Any:
-    """A tree of dicts and lists with every text in it shortened."""
+    """Shorten every text in a tree of dicts and lists."""
     if isinstance(value, str):
         return shorten(value)
     if isinstance(value, dict):

@@ -87,10 +87,10 @@ WRAPPED = ("disttest_judge_attempt", "disttest_rank_test")
 
 @hookspec(firstresult=True)
 def disttest_output_filter() -> OutputFilter | None:
-    """Each process, once, when its plugins are loaded: the filter that all text passes on its way out of the process.
+    """Each process, once, when its plugins are loaded: return the filter for all text that leaves the process.
 
     Returns:
-        An instance of a subclass of :class:`disttest.outgoing.OutputFilter`; None for none.
+        An instance of a subclass of :class:`disttest.outgoing.OutputFilter`; None for no filter.
     """
 
 
@@ -161,8 +161,7 @@ def disttest_processes_of_run(options: RunOptions) -> Sequence[PytestProcess] | 
 
 @hookspec(firstresult=True)
 def disttest_needs_terminal(request: RunRequest) -> bool | None:
-    """Command, before the run is shown: return whether the run reads from the terminal, so that no live view may cover
-    it.
+    """Command, before the run is shown: return whether the run reads from the terminal, so that no live view covers it.
 
     Args:
         request: all options and arguments of the command.
@@ -187,11 +186,11 @@ def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | No
 
 @hookspec
 def disttest_devices() -> Mapping[str, Callable[[str], object]]:
-    """Command and controller, when ``--device`` is read: devices that the plugin provides for runs on this machine.
+    """Command and controller, when ``--device`` is read: return the devices that the plugin provides on this machine.
 
     Returns:
-        The form of each value, ``NAME`` or ``NAME:N``, and a function that raises a :class:`disttest.errors.UsageError` for a
-        value of this name that is not valid. :func:`disttest_around_run` makes the device.
+        The form of each value, ``NAME`` or ``NAME:N``, mapped to a function that raises a
+        :class:`disttest.errors.UsageError` for an invalid value of this name. :func:`disttest_around_run` makes the device.
     """
 
 
@@ -200,20 +199,20 @@ def disttest_around_run(request: RunRequest) -> AbstractContextManager[Mapping[s
     """Command, immediately before a run: prepare this process, whose children run the tests.
 
     Args:
-        request: everything that was asked.
+        request: all options and arguments of the command.
 
     Returns:
-        A context in which the command stays until the reports are written; None for nothing. Its value is a mapping from
-        fields of options to the text that each option now has.
+        A context that is active until the reports are written; None for nothing. Its value maps fields of options to the
+        new text of each option.
     """
 
 
 @hookspec
 def disttest_run_data(request: RunRequest) -> Any:
-    """Command, before a run begins: data of the plugin that travels with the run.
+    """Command, before a run begins: return data of the plugin that belong to the run.
 
     Args:
-        request: everything that was asked.
+        request: all options and arguments of the command.
 
     Returns:
         A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``Invocation.data[NAME]``, where NAME is the
@@ -223,8 +222,7 @@ def disttest_run_data(request: RunRequest) -> Any:
 
 @hookspec
 def disttest_hidden_variables(environ: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
-    """Command, before a run on this machine: name variables that tests must not see. The command removes and reports
-    them.
+    """Command, before a run on this machine: name variables that the command hides from tests, and reports.
 
     Args:
         environ: environment of the command.
@@ -236,18 +234,17 @@ def disttest_hidden_variables(environ: Mapping[str, str]) -> Mapping[str, tuple[
 
 @hookspec
 def disttest_addreporters() -> Mapping[str, Reporter]:
-    """Command, and controller of plain pytest, at the end of a run: return the reports that the plugin writes, by
-    format.
+    """Command, and controller of plain pytest, at the end of a run: return the reports that the plugin can write.
 
-    Each becomes a file in the results directory and a value of ``disttest report --format``.
+    Each format becomes a file in the results directory and a value of ``disttest report --format``.
     """
 
 
 @hookspec
 def disttest_past_runs(run: RunResult) -> Sequence[PastRun]:
-    """Command, and controller of plain pytest, before the reports of a run are written: earlier runs.
+    """Command, and controller of plain pytest, before the reports of a run are written: return earlier runs.
 
-    The page shows the past of each test in them, and the trend.
+    The HTML page shows the results of each test in them, and the trend.
 
     Args:
         run: the result of the run.
@@ -256,7 +253,7 @@ def disttest_past_runs(run: RunResult) -> Sequence[PastRun]:
 
 @hookspec(firstresult=True)
 def disttest_read_past_runs(path: Path) -> Sequence[PastRun] | None:
-    """Command, for each path of ``disttest report --history``: read the earlier runs that it has.
+    """Command, for each path of ``disttest report --history``: read the earlier runs in it.
 
     Args:
         path: a file or a directory.
@@ -315,8 +312,7 @@ def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[s
 
 @hookspec
 def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> Mapping[str, str]:
-    """Command and controller, when a failure is written: return more commands, shown below the one that repeats the
-    test.
+    """Command and controller, when a failure is written: return commands to show below the one that repeats the test.
 
     Args:
         test: the failed test.
@@ -348,8 +344,7 @@ def disttest_schedulers() -> Mapping[str, str]:
 
 @hookspec
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Any process that reads a journal: return the fields of events that earlier versions of the plugin wrote in
-    another form.
+    """Any process that reads a journal: return fields of events that earlier plugin versions wrote in another form.
 
     Returns:
         The name of each such field, mapped to a function that converts a decoded event to its present form, in place.
@@ -465,8 +460,7 @@ def disttest_needs_new_ranks(world: WorldShape | None, kind: WorldKind, options:
 
 @hookspec
 def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> Sequence[str]:
-    """Controller, before the first test runs: return lines to show, for example tests for which the plugin does
-    nothing.
+    """Controller, before the first test runs: return lines to show, for example about tests that the plugin ignores.
 
     Args:
         tests: all tests of the run.
@@ -488,8 +482,7 @@ def disttest_leaves_tests(config: pytest.Config) -> bool | None:
 
 @hookspec(firstresult=True)
 def disttest_timeout(item: pytest.Item) -> float | None:
-    """Controller, for each item without a ``timeout`` mark in a run without ``--timeout``: return the limit of the
-    test.
+    """Controller, for each item without a ``timeout`` mark in a run without ``--timeout``: return its limit.
 
     Args:
         item: a test.
@@ -636,8 +629,7 @@ def disttest_around_worlds(settings: WorldSettings) -> AbstractContextManager[ob
 def disttest_watch_ranks(
     settings: WorldSettings, size: int, evidence: Callable[[], Mapping[int, EvidenceSource]]
 ) -> RankWatch | None:
-    """World, and main process of a class that starts its ranks, before they start: watch the ranks while they run
-    tests.
+    """World, and main process of a class that starts its ranks, before they start: watch ranks while they run tests.
 
     A watch may find that no rank can continue, and so end a test before its limit. The hook is not called for ranks
     that span several machines.
@@ -747,8 +739,7 @@ def disttest_process_saves() -> None:
 
 @hookspec
 def disttest_rank_environment() -> Mapping[str, str]:
-    """Rank, and main process of a class, when it starts: return environment variables, which apply unless the user set
-    them.
+    """Rank, and main process of a class, when it starts: return environment variables that the user has not set.
 
     Each plugin sets its own variables. The first test already sees them.
     """
@@ -756,8 +747,7 @@ def disttest_rank_environment() -> Mapping[str, str]:
 
 @hookspec(firstresult=True)
 def disttest_calls_of_rank(rank: int, since_s: float, folder: Path) -> Sequence[Collective] | None:
-    """Rank, also one that a class has started, when its test hangs: return its last collectives, which explain the
-    hang.
+    """Rank, also one that a class has started, when its test hangs: return its last collectives.
 
     The hook runs in a separate thread while the main thread may hang in any call. Import nothing in it.
 

@@ -64,7 +64,7 @@ class OutputFilter:
 
 
 class Outgoing(OutputFilter):
-    """The filter of a process: that of a plugin, once one is installed."""
+    """The filter of a process. It delegates to a plugin's filter, once one is installed."""
 
     def __init__(self) -> None:
         self._filter = OutputFilter()
@@ -75,12 +75,12 @@ class Outgoing(OutputFilter):
 
     @property
     def active(self) -> bool:
-        """As the installed filter has it."""
+        """Whether the installed filter changes any text."""
         return self._filter.active
 
     @property
     def shared(self) -> int:
-        """As the installed filter has it."""
+        """Descriptor of the installed filter."""
         return self._filter.shared
 
     def share(self, fd: int | None = None) -> None:
@@ -88,24 +88,24 @@ class Outgoing(OutputFilter):
         self._filter.share(fd)
 
     def hide(self, values: Iterable[str]) -> tuple[str, ...]:
-        """Hide values by the installed filter."""
+        """Hide values with the installed filter."""
         return self._filter.hide(values)
 
     def learn(self, data: bytes) -> None:
-        """Have the installed filter learn."""
+        """Pass a program's output to the installed filter."""
         self._filter.learn(data)
 
     def data(self, data: bytes, *, cut_start: bool = False, cut_end: bool = False) -> bytes:
-        """Filter bytes by the installed filter."""
+        """Filter bytes with the installed filter."""
         return self._filter.data(data, cut_start=cut_start, cut_end=cut_end)
 
     def held_back(self, data: bytes) -> int:
-        """As the installed filter has it."""
+        """Return the number of bytes that the installed filter holds back."""
         return self._filter.held_back(data)
 
 
 class FilteredStream:
-    """Filters a stream that arrives in pieces. It holds back the beginning of what the filter may change."""
+    """Filters a stream that arrives in pieces. It holds back bytes that the filter may change with the next piece."""
 
     def __init__(self, output_filter: OutputFilter) -> None:
         self._filter = output_filter

@@ -10,7 +10,7 @@ from disttest.model import Frozen
 _FILES = 48
 """Open files of a world process without ranks: 34 were counted with torch 2.13, and evidence needs a few more."""
 _FILES_OF_RANK = 3
-"""A channel, a log, and a connection to the store; counted in worlds of 2, 8 and 24 ranks."""
+"""Open files for each rank: a channel, a log, and a connection to the store (counted with 2, 8 and 24 ranks)."""
 _MIB = 1 << 20
 
 
@@ -50,13 +50,12 @@ def check_limits() -> None:
 
 
 def lack_of_open_files(ranks: int) -> str:
-    """The reason why a world cannot run with this limit on open files; empty if it can.
-
-    Without this check the store stops accepting connections, and the ranks wait for it until their time limit.
+    """Explain why a world cannot run with this limit on open files; empty if it can.
 
     Args:
         ranks: number of ranks of the world.
     """
+    # Without this check the store stops accepting connections, and the ranks wait for it until their time limit.
     allowed, needed = _allowed(resource.RLIMIT_NOFILE), _FILES + _FILES_OF_RANK * ranks
     if allowed is None or allowed >= needed:
         return ""
@@ -67,6 +66,6 @@ def lack_of_open_files(ranks: int) -> str:
 
 
 def _allowed(number: int) -> int | None:
-    """The soft limit; None if there is none."""
+    """Return the soft limit; None if there is none."""
     soft, _ = resource.getrlimit(number)
     return None if soft == resource.RLIM_INFINITY else soft

@@ -1,4 +1,4 @@
-"""``disttest explain``: what went wrong in a stored run."""
+"""The command ``disttest explain``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from disttest.options.flags import ShowingCommand
 @click.argument("words", nargs=-1, metavar="[DIR] [TEST]")
 @click.pass_context
 def explain(context: click.Context, words: tuple[str, ...]) -> None:
-    """Tell the finding of every failed test of the last run here (or that in DIR), or of tests whose id contains TEST.
+    """Show the finding of every failed test of the last run here (or that in DIR), or of tests whose id contains TEST.
 
     The exit code is that of the run.
     """

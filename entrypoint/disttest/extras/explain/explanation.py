@@ -1,4 +1,4 @@
-"""What ``disttest explain`` tells of a stored run."""
+"""The text of ``disttest explain``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from disttest.results.repeat import command_lines
 
 
 class Explanation(NamedTuple):
-    """What is told of a run, and the exit code of the run."""
+    """The text about a run, and the exit code of the run."""
 
     text: str
     exit_code: int
 
 
 def explain_run(words: Sequence[str]) -> Explanation:
-    """The finding of each test that is meant; without a test, what the run came to as well.
+    """Return the findings of the selected tests; without a selection, also how the run ended.
 
     Args:
         words: a results directory, a part of a test's id, or both in this order.
 
     Raises:
-        UsageError: no test is meant, or there is no journal.
+        UsageError: no test matches, or there is no journal.
     """
     results_dir, test = find_run(words)
     run = read_run(results_dir)
@@ -43,7 +43,7 @@ def explain_run(words: Sequence[str]) -> Explanation:
 
 
 def _conclusion(run: RunResult) -> list[str]:
-    """How the run ended, unless its failed tests say so."""
+    """Say how the run ended, unless its failed tests say so."""
     code = run.exit_code
     if not code or (code == ExitCode.FAILED and run.bad and not run.reason):
         return []
@@ -53,7 +53,7 @@ def _conclusion(run: RunResult) -> list[str]:
 
 
 def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) -> str:
-    """Finding, node id, earlier attempts, every rank in a line, stacks, the culprit's traceback, how to repeat it."""
+    """Join finding, node id, earlier attempts, a line for each rank, traceback of the culprit, and commands that repeat it."""
     result = outcome.final
     earlier = [attempt for attempt in outcome.attempts[:-1] if attempt.outcome.is_bad]
     parts = [

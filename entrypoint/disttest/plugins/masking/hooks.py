@@ -23,7 +23,7 @@ def disttest_addoptions() -> Sequence[Option]:
 
 @hookimpl
 def disttest_output_filter() -> OutputFilter:
-    """The masker of this process."""
+    """Return the masker of this process."""
     from disttest.plugins.masking.masker import masker
 
     return masker

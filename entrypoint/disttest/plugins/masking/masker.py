@@ -23,6 +23,7 @@ from disttest.plugins.masking.option_rows import SHORTEST
 MASK = "***"
 _MASK = MASK.encode()
 _MOST_HELD = 1 << 16
+"""Bytes of a stream that are held back at most; a longer value could delay output forever."""
 _LEARNED = re.compile(rb"^[ \t]*::add-mask::([^\r\n]+)", re.MULTILINE)
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _SPECIAL = re.compile(r"""[\s!"$&'(),;<>?*\[\\\]^`{|}]""")
@@ -56,8 +57,8 @@ class Masker(OutputFilter):
         good = {value for value in (*whole, *lines) if len(value) >= SHORTEST and value != MASK}
         fresh = sorted(good - self._values)
         if fresh:
-            self._take(fresh)
-            self._tell(fresh)
+            self._add(fresh)
+            self._write(fresh)
         return tuple(line for line in lines if 0 < len(line) < SHORTEST)
 
     def learn(self, data: bytes) -> None:
@@ -65,7 +66,7 @@ class Masker(OutputFilter):
         if b"::add-mask::" in data:
             self.hide(_unescaped(match[1]).decode("utf-8", "replace") for match in _LEARNED.finditer(data))
 
-    def _take(self, values: Iterable[str]) -> None:
+    def _add(self, values: Iterable[str]) -> None:
         self._values.update(values)
         forms = {form for value in self._values for form in _forms(value) if len(form) >= SHORTEST}
         self._forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
@@ -92,7 +93,7 @@ class Masker(OutputFilter):
                 at = data.find(form, at + 1)
 
     def held_back(self, data: bytes) -> int:
-        """Number of bytes at the end that may belong to a value; 0 where these would be too many to hold."""
+        """Return the number of bytes at the end that may belong to a value; 0 if they are too many to hold."""
         end = len(data) - self._unfinished(data)
         for start, stop in reversed(_merged(list(self._spans(data)))):
             if start < end < stop:
@@ -119,7 +120,7 @@ class Masker(OutputFilter):
         found = os.fstat(self._ledger)
         self._identity = (found.st_dev, found.st_ino)
         self._read = 0
-        self._tell(sorted(self._values))
+        self._write(sorted(self._values))
         self._refresh()
 
     @property
@@ -146,9 +147,9 @@ class Masker(OutputFilter):
             return
         added = os.pread(self._ledger, size - self._read, self._read)
         self._read = size
-        self._take(filter(None, added.decode("utf-8", "surrogatepass").split("\0")))
+        self._add(filter(None, added.decode("utf-8", "surrogatepass").split("\0")))
 
-    def _tell(self, values: Iterable[str]) -> None:
+    def _write(self, values: Iterable[str]) -> None:
         text = "".join(f"{value}\0" for value in values)
         # A test may have closed the descriptor or opened another file in its place.
         self._ledger_size()

@@ -1,1 +1,1 @@
-"""Runs again the tests that failed last time (``--last-failed``), or each test until one fails (``--repeat until-fail``)."""
+"""Runs the tests that failed last time (``--last-failed``), or repeats each until one fails (``--repeat until-fail``)."""

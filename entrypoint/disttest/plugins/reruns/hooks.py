@@ -1,4 +1,4 @@
-"""The hooks that choose tests by an earlier run."""
+"""The hooks of ``--last-failed`` and ``--repeat until-fail``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def disttest_addoptions() -> Sequence[Option]:
 
 @hookimpl
 def disttest_prepare_run(request: RunRequest) -> RunRequest:
-    """Narrow the targets to tests that failed, and stop at the first failure of a run until one fails."""
+    """Narrow the targets to failed tests; with ``--repeat until-fail``, stop at the first failure."""
     from disttest.cli.words import warn
     from disttest.options.run_rows import UNTIL_FAIL
     from disttest.plugins.reruns.last_failed import only_failed

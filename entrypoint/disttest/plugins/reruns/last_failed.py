@@ -1,4 +1,4 @@
-"""``disttest run --last-failed``: the targets of a run, narrowed to what failed in an earlier one."""
+"""``disttest run --last-failed``: narrow the targets of a run to the tests that failed in an earlier run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from disttest.results.repeat import seen_from_start, target_of
 
 
 def only_failed(targets: Sequence[str], results: Path | None, warn: Callable[[str], None]) -> tuple[str, ...]:
-    """What of the targets failed in the newest results here, or in a given directory; all of them if nothing did.
+    """Return the tests below the targets that failed in an earlier run; all targets if none did.
 
     Args:
-        targets: paths, node ids and suites, as they were named.
-        results: the directory to look into.
-        warn: told what is run if that is not what was asked for.
+        targets: paths, node ids and suites, as the user named them.
+        results: results directory of that run; None for the newest one here.
+        warn: receives a message if all targets run.
     """
     folder = results or find_run(())[0]
     if not (folder / FILE_NAME).is_file():
@@ -37,7 +37,7 @@ def _failed(run: RunResult) -> Iterator[str]:
 
 
 def _covers(target: str, failed: str) -> bool:
-    """Whether a target names a test: the test itself, its function, class, file, suite, or a folder above."""
+    """Return whether a target contains a test: the test itself, its function, class, file, suite, or a folder above."""
     file, colons, name = target.partition("::")
     whole = f"{os.path.normpath(file)}{colons}{name}"
     inside = failed.startswith((f"{whole}/", f"{whole}::", f"{whole}["))
