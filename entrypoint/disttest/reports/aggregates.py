@@ -273,6 +273,7 @@ def verdict(run: RunResult) -> str:
 
 def is_green(run: RunResult) -> bool:
     """Whether the run is green."""
+    # The exit code alone is not trusted: a journal may come from anywhere.
     red = run.bad or run.collection_errors or (run.flaky_fails and run.flaky)
     return run.exit_code == ExitCode.PASSED and not red
 

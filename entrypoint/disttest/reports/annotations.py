@@ -27,6 +27,7 @@ def render_annotations(run: RunResult) -> str:
 
 
 def _capped(level: str, lines: list[str], noun: str) -> list[str]:
+    # GitHub drops annotations of a step beyond this number without a word.
     if len(lines) <= github.MAX_ANNOTATIONS:
         return lines
     rest = count(len(lines) - NAMED, f"more {noun}")

@@ -77,6 +77,7 @@ def _makespan(makespan_s: float, bound_s: float) -> str:
 
 def _instead(seconds: float, makespan_s: float) -> str:
     change_s = seconds - makespan_s
+    # Smaller changes are noise of the estimate.
     if abs(change_s) < 0.005 * makespan_s:
         return "no change"
     return f"about {duration(seconds)} ({duration(abs(change_s))} {'longer' if change_s > 0 else 'shorter'})"

@@ -27,6 +27,7 @@ def write_whole(path: Path, content: str | Callable[[BinaryIO], None]) -> Path:
             else:
                 file.write(content.encode("utf-8", errors="replace"))
             file.flush()
+            # A rename can reach the disk before the content does.
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:

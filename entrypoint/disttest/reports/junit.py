@@ -49,6 +49,7 @@ def write_junit(run: RunResult, results_dir: Path | None, file: BinaryIO) -> Non
     for budget in budgets:
         file.seek(0)
         file.truncate()
+        # The poorest budget is written whatever its size.
         limit = math.inf if budget is budgets[-1] else MAX_BYTES
         if _fits(_Document(run, logs, budget).pieces(), file, limit):
             return
@@ -130,6 +131,7 @@ class _Document:
             name, [], timestamp=started, properties=facts, id=safe_text(self.run.run_id)
         )
         element: ElementTree.Element = suite.build_xml_doc()
+        # pytest's dialect has no such attribute, and schema checks reject it.
         del element.attrib["disabled"]
         for key, number in sums._asdict().items():
             element.set(key, f"{number:.3f}" if key == "time" else str(number))
@@ -193,6 +195,7 @@ def _total(sums: Collection[_Sum]) -> dict[str, str]:
 
 def _around(element: ElementTree.Element) -> tuple[bytes, bytes]:
     """Return the text before and after the children that will follow."""
+    # A placeholder at which the serialized element is divided.
     ElementTree.SubElement(element, "cut")
     before, _, after = ElementTree.tostring(element, encoding="utf-8").partition(b"<cut />")
     return before, after

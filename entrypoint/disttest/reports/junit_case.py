@@ -108,6 +108,7 @@ class Cases:
 
     def _unique(self, classname: str, name: str) -> tuple[str, str]:
         """Make names unique: consumers drop one of two equal names, or merge them."""
+        # A collision only adds a number to a name.
         key = hash((classname, name))
         self.seen[key] += 1
         seen = self.seen[key]

@@ -121,6 +121,7 @@ class LiveView:
         if self._live is None:
             self._live = Live(
                 console=self._console,
+                # rich would start a thread for it.
                 auto_refresh=False,
                 transient=True,
                 redirect_stdout=False,
@@ -174,6 +175,7 @@ def _test_cells(entry: Running, progress: Progress) -> Cells:
     if entry.attempt > 1:
         name += f" (attempt {entry.attempt})"
     seconds_s = progress.now_s - entry.started_at_s
+    # Without earlier timings, half of the time limit counts as late.
     late = seconds_s > max(10.0, 3 * progress.expected_s.get(entry.test.nodeid, entry.test.timeout_s / 6))
     slots = _short(world.slots) if world else "-"
     return Text(slots), Text(name), Text(duration(seconds_s), style="yellow" if late else "")

@@ -139,6 +139,7 @@ def _innermost(text: str, test_file: str, repository: Repository) -> Iterator[Lo
 def _frames(thread: str, repository: Repository) -> list[Location]:
     """Return the user's frames of one thread, innermost first."""
     matches = list(_FRAME.finditer(thread))
+    # Python's own traceback: the innermost frame is the last one.
     if any(match["comma"] for match in matches):
         matches.reverse()
     return [frame for match in matches if (frame := _location(match, repository))]

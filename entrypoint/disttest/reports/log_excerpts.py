@@ -76,6 +76,7 @@ class LogFolder:
 
 def _read_ends(fd: int, *, head_bytes: int, tail_bytes: int) -> Excerpt:
     total = os.fstat(fd).st_size
+    # A log that fits is shown completely.
     if total <= head_bytes + tail_bytes:
         return Excerpt(head=clean(os.pread(fd, total, 0)))
     head = _whole_lines(os.pread(fd, head_bytes, 0), keep_start=True)

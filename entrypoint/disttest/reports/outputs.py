@@ -102,6 +102,7 @@ def _ids(nodeids: list[str]) -> str:
     """Encode the list as JSON, cut at whole entries."""
     kept, size = [], 2
     for nodeid in nodeids:
+        # The comma that separates the entries.
         size += len(msgspec.json.encode(nodeid)) + 1
         if size > OUTPUT_LIMIT:
             break

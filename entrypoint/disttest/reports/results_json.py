@@ -76,6 +76,7 @@ def results_schema() -> dict[str, Any]:
     """Return the JSON schema (2020-12) of ``results.json``; field descriptions come from the code."""
     schema = msgspec.json.schema(RunResult)
     whole = schema["$defs"]["RunResult"]
+    # msgspec treats fields with a default as optional.
     whole["required"].append("schema_version")
     whole["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     kinds = vars(model) | vars(fold)

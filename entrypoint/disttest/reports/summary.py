@@ -70,6 +70,7 @@ def render_summary(
         text = _Summary(run, logs, step, links=links).render()
         if len(text.encode()) <= max_bytes:
             return text
+    # The smallest step fits unless names are extremely long.
     return text.encode()[:max_bytes].decode(errors="ignore")
 
 

@@ -81,6 +81,7 @@ def _print_failures(console: Console, run: RunResult, printer: FailurePrinter) -
 def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableType]:
     rows = aggregates.table(run)
     if rows:
+        # A table that wraps its columns cannot be read.
         yield _table(rows, run) if width >= NARROW else _list(rows)
     if costs := cost_lines(run):
         yield _titled("cost", [Text(f"  {line.name}: {line.fact}") for line in costs], len(costs))

@@ -161,6 +161,7 @@ def render_lanes(timeline: Timeline, *, width: int) -> str:
     column_s = timeline.makespan_s / width or 1.0
     marks: dict[tuple[int, int], set[str]] = defaultdict(set)
     for bar in timeline.bars:
+        # A bar that ends exactly at a column border does not enter the next column.
         first, last = int(bar.start_s / column_s), int(max(bar.start_s, bar.end_s - 1e-9) / column_s)
         for column in range(first, min(last, width - 1) + 1):
             for lane in takewhile(MAX_LANES_IN_TEXT.__gt__, bar.lanes):

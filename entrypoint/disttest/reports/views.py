@@ -229,6 +229,7 @@ def make_view(
         results_dir: directory of the ranks' logs.
         expect: returns the expected duration of a test, for the remaining time.
     """
+    # TERM=dumb cannot move the cursor.
     if live and console.is_terminal and not console.is_dumb_terminal:
         return LiveView(console, expect=expect)
     return PlainView(console, on_github=on_github, quiet=quiet, results_dir=results_dir, expect=expect)

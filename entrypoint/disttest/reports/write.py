@@ -117,6 +117,7 @@ def write_reports(
                     results_dir / reporter.file_name, partial(reporter.write, run, results_dir, history)
                 )
             )
+        # A reporter of a plugin may raise anything; the other reports are written all the same.
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
             failed.append(f"{reporter.file_name}: {type(error).__name__}: {error}")
     if failed:

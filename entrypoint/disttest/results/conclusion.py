@@ -96,6 +96,7 @@ def _ended_early(process: Process, reason: str) -> Conclusion | None:
     """Conclude from a process that did not run its tests to the end; None if the tests decide."""
     code, reported = process.exit_code, process.has_reported
     if process.broken_off:
+        # `os._exit(5)` in a test module would otherwise look like "no tests ran".
         return Conclusion(ExitCode.INTERNAL, process.broken_off)
     if code == ExitCode.DEADLINE:
         return Conclusion(ExitCode.DEADLINE, reason or "the deadline of the run passed")
@@ -156,6 +157,7 @@ _GRAVITY = (
 
 def join_exit_codes(codes: Iterable[int], *, something_ran: bool) -> int:
     """Return the gravest exit code of shards; a shard without tests is fine if another one ran some."""
+    # A plan may leave a shard without tests on this kind of machine.
     counted = [code for code in codes if not (something_ran and code == ExitCode.NOTHING_COLLECTED)]
     return min(counted, key=_gravity, default=ExitCode.PASSED)
 

@@ -80,6 +80,7 @@ def cost_of(run: RunResult) -> Cost:
     for test in run.tests:
         for attempt in test.attempts:
             if attempt.world_id:
+                # Retries count too: they used the slots.
                 in_tests_s[attempt.world_id] = in_tests_s.get(attempt.world_id, 0.0) + attempt.duration_s
     counted = _counted(run)
     worlds = _work(counted, run)
@@ -119,6 +120,7 @@ def _parts(run: RunResult) -> list[RunResult]:
     kinds: dict[bool, list[ShardSpan]] = {True: [], False: []}
     for shard in run.shards:
         kinds[_on_gpus(shard.cpu_slots, worlds.get(shard.label, ()))].append(shard)
+    # All shards are of one kind, so one sum describes them.
     if not all(kinds.values()):
         return [run]
     return [

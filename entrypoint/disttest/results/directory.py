@@ -86,6 +86,7 @@ class ResultsDirectory:
         self._let_go()
         self._fd = high_copy(fd)
         os.close(fd)
+        # Device and inode identify the directory after a rename.
         found = os.fstat(self._fd)
         refuge = path.with_name(f"{path.name}-{self._run_pid}")
         self.home = Home(path=str(path), device=found.st_dev, inode=found.st_ino, refuge=str(refuge))
@@ -144,6 +145,7 @@ class ResultsDirectory:
         """Release the directory for other runs."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
+                # Unlock explicitly: a fork that shares the open file would keep the lock otherwise.
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
         self._let_go()
 
@@ -245,6 +247,7 @@ def short_path(path: Path) -> str:
 
 def _make_ready(path: Path) -> None:
     """Check that there is room for a journal, and keep the directory out of any repository."""
+    # A quota or a full disk is found here and not when the first event is written.
     probe = path / ".writable"
     probe.write_bytes(b"x" * 4096)
     probe.unlink()
@@ -296,6 +299,7 @@ def _try_lock(fd: int, *, shared: bool) -> bool:
 def _holder(fd: int) -> int | None:
     """Return the process that took the lock, from /proc/locks; None if it is not visible from here."""
     found = os.fstat(fd)
+    # The format of /proc/locks.
     file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():

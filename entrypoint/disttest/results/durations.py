@@ -63,6 +63,7 @@ def _read(path: Path, now_s: float) -> Reading:
         file, real = path, path.resolve()
     try:
         with os.fdopen(open_regular(real), "rb") as opened:
+            # Some tools write a byte order mark.
             head = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
         reading = plugin_manager().call("disttest_read_timings", path=real, head=head)
         if reading is not None:
@@ -93,6 +94,7 @@ def _read_journal(path: Path, real: Path, now_s: float) -> Reading:
                 worlds[world_id] = event
             case TestStarted(world_id=world_id) if world_id in worlds:
                 started = worlds.pop(world_id)
+                # The first test of a world starts when its ranks are ready.
                 if is_usable(event.at_s - started.at_s):
                     yield WorldStart(shape=started.shape, duration_s=event.at_s - started.at_s)
             case TestFinished(result=result) if result.nodeid in tests:

@@ -77,6 +77,7 @@ def exit_code_of(record: RankRecord) -> int | None:
 def read_record(record: RankRecord, rule: ExitRule, skips: Mapping[int, str]) -> RankRecord:
     """Interpret the exit code of a record as a pass, a skip or a failure with a message."""
     code = exit_code_of(record)
+    # Without a trusted exit code the record stays as it is.
     if code is None or record.end is RankEnd.LOST:
         return record
     if record.has_failed:
@@ -120,6 +121,7 @@ def torch_outcome(records: Sequence[RankRecord], rule: ExitRule, skips: Mapping[
     """
     if not records:
         return Outcome.PASSED
+    # torch also fails the test after its own time limit.
     if any(record.hung or exit_code_of(record) == TEST_ERROR for record in records):
         return Outcome.FAILED
     if rule.any_code:

@@ -19,6 +19,7 @@ class Expectation(Frozen):
 
     def matches(self, nodeid: str) -> bool:
         """Whether a test matches."""
+        # Only * is special: node ids contain the brackets that fnmatch would interpret.
         if "*" in self.text:
             return re.fullmatch(re.escape(self.text).replace(r"\*", ".*"), nodeid) is not None
         return nodeid == self.text or nodeid.startswith((f"{self.text}::", f"{self.text}[", f"{self.text}/"))

@@ -228,6 +228,7 @@ class Folding:
         if self.called_at_s is not None:
             # A further pytest process of the same run.
             return
+        # The second such event is the controller's.
         if self.started is not None:
             self.called_at_s = self.started.at_s
             event = msgspec.structs.replace(event, argv=self.started.argv, invocation=self.started.invocation)
@@ -297,6 +298,7 @@ class Folding:
     def result(self) -> RunResult:
         """Return the result so far. A test that must have a result and has not finished has failed, with the reason."""
         started, finished = self.started, self.finished
+        # A test without a result must never be missing from a report.
         reason = (finished.reason or "the run ended") if finished else DIED_EARLY
         return RunResult(
             run_id=started.run_id if started else "",

@@ -58,6 +58,7 @@ def explain(ranks: Sequence[RankRecord]) -> Finding | None:
     """
     hung = [rank for rank in ranks if rank.hung]
     waiting = {rank.rank: pending for rank in hung if (pending := _waits_in(rank)) is not None}
+    # From the most to the least specific: a mismatch also makes ranks miss a collective.
     for judge in (_mismatch, _between_groups, _missing, _incomplete):
         finding = judge(ranks, waiting)
         if finding is not None:
@@ -153,6 +154,7 @@ def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fin
     """Some ranks wait in a collective that others never called."""
     if not waiting:
         return None
+    # The rank that is furthest ahead shows what the others have not reached.
     pending = max(waiting.values(), key=lambda c: c.seq)
     here = sorted(rank for rank, c in waiting.items() if c.seq == pending.seq)
     absent = [rank for rank in ranks if _at(rank, pending) is None and (rank.hung or _has_finished(rank))]

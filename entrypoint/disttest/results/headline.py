@@ -53,6 +53,7 @@ def headline(text: str) -> str:
         own = takewhile(lambda line: not _NEXT_THREAD.match(line), text.strip().splitlines()[1:])
         cause = raised_line("\n".join(own))
         return f"{first} {cause}".strip()
+    # The sort is stable, so other lines keep their order.
     below = sorted(_values(rest), key=lambda line: line.startswith(_LATER))
     told = [line[:_LONGEST].removesuffix(".") for line in below[:_MOST_LINES]]
     return _where_first(first, told) or " ".join([first, "; ".join(told)]).strip()

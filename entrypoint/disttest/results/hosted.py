@@ -60,6 +60,7 @@ def judge_hosted(
             cause=cause,
         )
 
+    # A test that fails before it joins its ranks explains why they were left running.
     waited_for = not any(rank.message == NEVER_JOINED for rank in ranks)
     by_ranks = ruled(ranks) if ranks and (waited_for or not _is_bad(main)) else None
     main_decides = main.outcome in (Outcome.XFAILED, Outcome.XPASSED) or rule is VerdictRule.TORCH
@@ -71,6 +72,7 @@ def judge_hosted(
         and main.outcome is Outcome.PASSED
         and rule is VerdictRule.STRICT
     ):
+        # torch's harness passes a class that starts no rank; an empty setUp() is enough for that.
         main = msgspec.structs.replace(main, outcome=Outcome.FAILED, message=NO_RANKS)
         torch_outcome = Outcome.PASSED
     decided = _by_main(test, ruled([main]), main, ranks)

@@ -178,6 +178,7 @@ def record_end(path: Path, *, at_s: float, exit_code: int, reasons: Sequence[str
 
 def _write_line(fd: int, line: bytes) -> None:
     before = os.fstat(fd).st_size
+    # O_APPEND and a single write keep a line in one piece, even with several writers.
     written = os.write(fd, line)
     if written < len(line):
         # Half a line would corrupt the next one.
@@ -279,6 +280,7 @@ def _opened(path: Path) -> BinaryIO:
 
 def _decoded(line: bytes) -> AnyEvent | str:
     if len(line) > LONGEST_LINE:
+        # Such a line was not written by disttest; decoding it could exhaust the memory.
         return f"not an event: longer than {LONGEST_LINE >> 20} MiB"
     try:
         return _decoder.decode(_in_present_form(line))
@@ -288,6 +290,7 @@ def _decoded(line: bytes) -> AnyEvent | str:
 
 def _in_present_form(line: bytes) -> bytes:
     """Convert fields of earlier versions in the line of an event to their current form."""
+    # A byte search, because decoding every line twice would double the time to read a journal.
     changes = [change for name, change in _old_fields() if name in line]
     if not changes:
         return line

@@ -37,5 +37,6 @@ def _remove_old(parent: Path, now_s: float) -> None:
             found = [folder.lstat(), (folder / _MARK).lstat()]
         except OSError:
             continue
+        # Folder and mark must belong to this user: other users can create the same names in /tmp.
         if {os.getuid()} == {each.st_uid for each in found} and found[0].st_mtime < now_s - KEPT_LOGS_S:
             drop_folder(folder)

@@ -118,6 +118,7 @@ def _stacks(result: TestResult) -> Iterator[str]:
     by_text: dict[str, list[int]] = {}
     for record in result.ranks:
         if record.stacks:
+            # Ranks that wait in the same line have the same text once thread ids are removed.
             by_text.setdefault(record.stacks, []).append(record.rank)
     for text, ranks in by_text.items():
         yield f"stacks of {_names(ranks)}:"

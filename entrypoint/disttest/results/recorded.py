@@ -40,6 +40,7 @@ def facts_of(result: TestResult, kind: FactKind) -> dict[str, str]:
         for fact in recorded.facts:
             if fact.kind is kind:
                 found[fact] = (*found.get(fact, ()), *ranks)
+    # A property that all ranks recorded alike needs no rank in its name.
     everyone = tuple(rank for ranks, _ in sources for rank in ranks)
     facts: dict[str, str] = {}
     for fact, ranks in found.items():

@@ -58,6 +58,7 @@ def hide_in_files(paths: Iterable[Path]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             if path.is_file() and not path.is_symlink() and (masked := _masked(path)) is not None:
+                # Renaming a new file into place would leave open descriptors with the old content.
                 path.write_bytes(masked)
 
 

@@ -172,6 +172,7 @@ def keep_pytest_args(arguments: Sequence[str]) -> Iterator[str]:
     for word, following in pairwise([*arguments, ""]):
         if skip_value:
             skip_value = False
+        # The repeat command loads disttest anyway.
         elif word in _DROPPED_WITH_VALUE or (word == "-p" and following.startswith("disttest")):
             skip_value = True
         elif word not in _DROPPED and not word.startswith(tuple(f"{flag}=" for flag in _DROPPED_WITH_VALUE)):

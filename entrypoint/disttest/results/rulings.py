@@ -93,6 +93,7 @@ def _marked(ruling: Ruling, state: RankState, outcome: Outcome, why: str) -> Rul
     return Rule(ruling=ruling, outcome=outcome, some=frozenset({state}), marked=True, why=why)
 
 
+# The order matters: the first row that applies decides.
 RULES = (
     Rule(
         ruling=Ruling.CULPRIT,

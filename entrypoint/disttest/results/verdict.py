@@ -92,8 +92,10 @@ def judge(
         test, ranks, rule, duration_s=duration_s, cancelled=cancelled, cause=cause
     )
     details = _ADVICE if rule.ruling is Ruling.DISAGREED else ""
+    # The stacks are in the records; the advice of the plugin is what helps here.
     if rule.ruling is Ruling.HANG and cause is not None:
         details = cause.advice
+    # All ranks failed alike, so the details of any of them explain the failure.
     if culprit is None and are_alike(ranks):
         details = ranks[0].details
     return TestResult(
@@ -224,6 +226,7 @@ def _accuse(ranks: Sequence[RankRecord]) -> _Decision:
         return outcome, first.phase, accusation, odd
     if not is_symptom(first):
         return outcome, first.phase, accusation, first
+    # An exception that a rank was still handling explains why it did not join.
     raised = next((r for r in ranks if r.in_flight), None)
     awaited = raised or _awaited_by(first, ranks)
     if awaited is None:
@@ -369,6 +372,7 @@ def _victims(ranks: Sequence[RankRecord], culprit: RankRecord | None) -> tuple[i
 def _cause(outcome: Outcome, culprit: RankRecord | None, *, cancelled: str) -> Cause | None:
     if not outcome.is_bad:
         return None
+    # A cancelled test is not to blame, but a failure before the cancellation is real.
     return Cause.INFRASTRUCTURE if cancelled and culprit is None else Cause.TEST
 
 

@@ -98,6 +98,7 @@ def _timeout_s(item: pytest.Item, options: RunOptions, world: OwnWorld | None) -
         limit_s = options.timeout or NO_LIMIT_S
         return limit_s if asked or world is None or not world.limit_s else world.limit_s
     value = mark.args[0] if mark.args else mark.kwargs.get("timeout")
+    # pytest-timeout reads 0 as "no limit" as well.
     if value == 0 and not isinstance(value, bool):
         return NO_LIMIT_S
     try:
@@ -111,6 +112,7 @@ def slug_of(nodeid: str) -> str:
     file, separator, name = outgoing.text(nodeid).partition("::")  # parameters may have slashes, too
     whole = f"{file.rpartition('/')[2]}{separator}{name}"
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", whole).strip("-.")[:80]
+    # The readable part is cut and replaces characters, so it alone is not unique.
     digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:10]
     return f"{readable}-{digest}"
 

@@ -161,6 +161,7 @@ class Controller(Listener):
 
     def _allow_retries(self) -> None:
         """Give tests the number of retries that plugins ask for, unless the run sets one."""
+        # An option of the run takes precedence over marks of other plugins, such as flaky(reruns=2).
         if "retries" in self._options.given:
             return
         ask = functools.partial(plugin_manager().call, "disttest_retries")
@@ -175,6 +176,7 @@ class Controller(Listener):
                 self._start(start.batch, start.slots)
             for batch in self._scheduler.stranded():
                 self._give_up(batch)
+            # The only place where the controller waits.
             self._pool.wait(self._wait_s(), also=self._device_health.descriptors())
             self._live.look()
             self._device_health.advance(
@@ -269,6 +271,7 @@ class Controller(Listener):
         self._live.end(world.world_id)
         closed = world.closed
         cancelled = closed is not None and bool(closed.reason) and self._pool.is_ending
+        # A world that ends in order without a single result would be started again forever.
         no_progress = len(world.owed) == len(world.order.tests) and not cancelled
         # Each ended world removes at least one test, so that no batch starts worlds forever.
         if world.owed and (closed is None or no_progress):
@@ -321,6 +324,7 @@ class Controller(Listener):
             message=world.failure
             or (world.closed.reason if world.closed else "")
             or f"the world process {world.world_id} ended with {ended} before it judged the test",
+            # The end of a traceback matters most.
             details=text[-16_384:],
             world_id=world.world_id,
         )
@@ -329,6 +333,7 @@ class Controller(Listener):
 
     def _give_up(self, batch: Batch) -> None:
         """Report the tests of a batch for which too few slots are left as errors of the machine."""
+        # A broken GPU is reported once for each suite, not once for each test.
         if self._device_health.broken and batch.shape.device != "cpu":
             shortage = self._device_health.shortage(batch.shape.size)
             self._verdicts.leave_out(batch.nodeids, f"not run: {shortage}")

@@ -165,6 +165,7 @@ class DeviceHealth:
         """Hand the slots of a world on as soon as its GPUs are released."""
         if world.survivors:
             self._abandon(world)
+        # The memory of a process that has ended may be in use for a while: the driver decides when the GPU is free.
         elif self._asks_driver and any(slot.device != "cpu" for slot in world.slots):
             self._waiting.append(_WaitingSlot(world=world, since_s=self._clock()))
             self._ask()
@@ -246,6 +247,7 @@ class DeviceHealth:
             if slot not in faults and (left := gpu_leftover(self._before(slot), gpu, ours=ours))
         }
         waited_s = self._clock() - entry.since_s
+        # Normal for a short time after the end of a process.
         if held and waited_s < GPU_RELEASE_S:
             entry.held = {slot.name: left for slot, left in held.items()}
             return {}, None
@@ -272,6 +274,7 @@ class DeviceHealth:
         self.broken[slot.name] = reason
         if self._devices.lease is not None and slot in self._devices.lease.slots:
             try:
+                # Other runs on the machine must not use it either.
                 self._devices.lease.quarantine(slot, reason, pid=pid)
             except InfrastructureError as error:
                 self._note(f"{error}: this run keeps it locked instead, as long as it lasts", "")
@@ -288,6 +291,7 @@ class DeviceHealth:
         assert self._prove is not None
         used = {*in_use, *(slot.name for entry in self._waiting for slot in entry.world.slots)}
         idle = tuple(slot for slot in self._prove.slots if slot.name not in used)
+        # A proof needs idle GPUs; after this time it uses those that are idle.
         late = self._clock() - self._wanted_s >= GPU_PROOF_WAIT_S
         if not idle or (len(idle) < len(self._prove.slots) and not late):
             return

@@ -38,6 +38,7 @@ def check_backends(items: Iterable[pytest.Item], options: RunOptions) -> None:
             raise UsageError(
                 f"--backend {shape.backend}: the installed torch has no such backend; it has {_built_backends()}{build}"
             )
+        # Otherwise every rank would start and fail in init_process_group.
         item.add_marker(pytest.mark.skip(reason=f"torch has no backend {shape.backend}"))
 
 
@@ -60,6 +61,7 @@ def known_skip(item: pytest.Item) -> str | None:
     if skip is not None:
         return skip.reason
     function = getattr(item, "obj", None)
+    # unittest.skip sets this attribute on methods and classes.
     for owner in (function, getattr(item.parent, "obj", None)):
         if getattr(owner, "__unittest_skip__", False):
             return str(getattr(owner, "__unittest_skip_why__", ""))

@@ -46,6 +46,7 @@ _Waited = threading.Thread | multiprocessing.process.BaseProcess
 
 def _waited_for() -> list[_Waited]:
     threads = [thread for thread in threading.enumerate() if not thread.daemon]
+    # multiprocessing joins its non-daemonic children in an exit handler.
     processes = [child for child in multiprocessing.active_children() if not child.daemon]
     return [*(thread for thread in threads if thread is not threading.main_thread()), *processes]
 

@@ -95,6 +95,7 @@ def twin_of(item: pytest.Item) -> pytest.Item:
     stash: Any = pytest.Stash()
     stash._storage.update(item.stash._storage)  # noqa: SLF001  # pytest has no public way to copy one
     twin._store = twin.stash = stash  # noqa: SLF001
+    # Functions keep a fixture request, which must not be shared.
     if hasattr(twin, "_initrequest"):
         twin._initrequest()  # noqa: SLF001
     return twin  # type: ignore[no-any-return]
@@ -114,6 +115,7 @@ def rename(item: pytest.Item, nodeid: str, *, collected_as: str) -> None:
     """Give an item another id; the old one still selects it."""
     item.stash[_COPY_OF] = collected_as
     its: Any = item
+    # pytest 9.2 and later.
     if hasattr(item, "_id"):
         its._id = type(its._id).parse(nodeid)  # noqa: SLF001
     else:  # pytest before 9.2
@@ -131,6 +133,7 @@ def expand(nodes: Iterable[Any], wanted: Wanted, *, late: bool = False) -> Itera
     Raises:
         UsageError: a mark is invalid.
     """
+    # Parameters of one function stay together, so that all its tests at one world size follow each other.
     for _, group in groupby(nodes, key=_function):
         rounds: dict[str, list[Any]] = {}
         for node in group:
@@ -199,6 +202,7 @@ def _marks(node: Any) -> tuple[pytest.Mark | None, ...]:
 def _changed(before: Sequence[object], after: Sequence[object]) -> str:
     """Name the first changed mark. Marks hold arbitrary values, so only their identity is compared."""
     found = zip(SHAPING_MARKS, before, after, strict=True)
+    # Values may be tensors, whose comparison is not a bool.
     return next((name for name, old, new in found if old is not new), "")
 
 

@@ -159,6 +159,7 @@ class ForkLine:
 
     def _ask(self, question: Question, fds: Sequence[int]) -> tuple[Forked | Reaped, list[int]]:
         try:
+            # A SOCK_SEQPACKET socket keeps message borders, so one send is one receive.
             socket.send_fds(self.line, [msgspec.json.encode(question)], fds)
         except OSError as error:
             raise ParentLost(self._end(str(error))) from error
@@ -232,6 +233,7 @@ def serve_line(
                 ended_child.close()
                 line.send(msgspec.json.encode(Reaped(code=ended.code, signal=ended.signal)))
                 continue
+        # The child has its own copy.
         os.close(fds[0])
         children[child.pid] = child
         socket.send_fds(line, [msgspec.json.encode(Forked(pid=child.pid))], [child.fileno()])
@@ -243,6 +245,7 @@ def _fork_world(
     def world() -> None:
         line.close()
         order = msgspec.json.decode(path.read_bytes(), type=ForkOrder, dec_hook=lambda kind, text: kind(text))
+        # A crash of the world process is explained by this file.
         speak_into(Path(order.error_log))
         channel = Channel(socket.socket(fileno=channel_fd))
 

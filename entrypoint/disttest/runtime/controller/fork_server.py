@@ -90,6 +90,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parent, line_fd, ledger, nvml, recipe_file, *modules = arguments
     die_with_parent(int(parent))
     (inherit_stay_off_cuda if nvml else stay_off_cuda)()
+    # A thread pool that an import starts would make the process unsafe to fork.
     undo = import_single_threaded()
     for name in ("pytest", *modules):
         importlib.import_module(name)
@@ -128,6 +129,7 @@ class CollectingStarter:
         def rank() -> None:
             for fd in close:
                 os.close(fd)
+            # PR_SET_PDEATHSIG is not inherited by a fork.
             die_with_parent(spec.world_pid)
             # The world blocks SIGTERM, because it reads the signal from a descriptor.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -159,6 +161,7 @@ def _be_pytest(recipe: Recipe, order: CollectingOrder, path: Path) -> int:
 
     ledger = os.dup(outgoing.shared) if outgoing.shared >= 0 else -1
     arguments = [*recipe.arguments, *write_order(order, path, ledger)]
+    # Tests and plugins may read it, as under `python -m pytest`.
     sys.argv = ["pytest", *arguments]
     return int(pytest.main(arguments))
 

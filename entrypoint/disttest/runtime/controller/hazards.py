@@ -45,6 +45,7 @@ class HazardWatch:
         yield
         if file:
             self._threads |= dict.fromkeys(thread_ids() - threads, file)
+            # Only the first file is to blame: CUDA stays initialized for all later ones.
             if not cuda and not self._cuda_file and cuda_hazard(on_gpus=True):
                 self._cuda_file = file
 

@@ -22,6 +22,7 @@ def staying() -> Iterator[None]:
     active = True
 
     def stay(status: int) -> None:
+        # A fork made by the import must exit, and so must another thread.
         if not active or me != (os.getpid(), threading.get_ident()):
             leave(status)
         raise LeftAtOnce(status)

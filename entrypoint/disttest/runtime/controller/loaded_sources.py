@@ -29,6 +29,7 @@ def _files(modules: Iterable[object], root: Path) -> Iterator[Path]:
     # A list first, because reading a lazy module's attributes may import others.
     for name in [getattr(module, "__file__", None) for module in list(modules)]:
         if isinstance(name, str) and name.endswith(".py"):
+            # A virtual environment is often inside the project.
             mine = name.startswith(below) and "/site-packages/" not in name
             if mine or name.endswith(f"/{_TORCHS_TESTS}"):
                 yield Path(name)

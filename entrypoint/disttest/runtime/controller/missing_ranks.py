@@ -107,6 +107,7 @@ def reads_at_import(root: Path) -> Iterator[str]:
 def _parsed(source: str) -> Sequence[ast.stmt]:
     try:
         return ast.parse(source).body
+    # A file that pytest could import may still be too deep for `ast`, or contain null bytes.
     except (SyntaxError, ValueError, RecursionError):
         return ()
 
@@ -114,6 +115,7 @@ def _parsed(source: str) -> Sequence[ast.stmt]:
 def _found_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield line and variable of each read at import time: bodies of functions do not run then, their defaults do."""
     for node in nodes:
+        # The body of a lambda does not run at import either.
         if isinstance(node, ast.Constant | ast.Lambda):
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

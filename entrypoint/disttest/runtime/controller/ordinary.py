@@ -36,6 +36,7 @@ def stop_of_test(error: BaseException) -> RunStop | None:
         last = error.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next
+        # The handler of SIGINT raises between two instructions, which need not be a raise.
         if last is None or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE:
             return None
     return stop_of(first_exit(error))
@@ -111,8 +112,10 @@ class OrdinaryTests:
         self._judged = nodeid
         reports = self._reports.pop(nodeid, [])
         result = self._result(nodeid, reports) if reports else self._not_run(nodeid)
+        # pytest-rerunfailures repeats tests within one protocol.
         again = any(report.outcome == RERUN for report in reports)
         self._unwritten = (result, again)
+        # Said once for a run.
         if result.outcome.is_bad and self._unsaid and not again:
             self._unsaid = False
             self._recorder.noted(NOT_RETRIED)

@@ -65,6 +65,7 @@ _MAIN_MODULE = "--use-main-module"
 def _arguments_for_ranks(config: pytest.Config) -> tuple[str, ...]:
     """Arguments of processes that collect for ranks: those of this process, and those that plugins add."""
     more = plugin_manager().items("disttest_collecting_arguments", str, config=config)
+    # In a process that collects for ranks, the file is not `__main__`.
     own = (word for word in map(str, config.invocation_params.args) if word != _MAIN_MODULE)
     return (*own, *(word for _, word in more))
 
@@ -187,6 +188,7 @@ class Parents:
             collector.close()
             if collector.hazards.elsewhere:
                 return None
+            # A module that several files import is found in the next file once the first is left out.
             self._spoilt |= collector.hazards.by_file
         return None
 

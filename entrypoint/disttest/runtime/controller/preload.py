@@ -55,6 +55,7 @@ def load_what_tests_use(root: Path) -> tuple[str, ...]:
     """
     if "torch" not in sys.modules:
         return ()
+    # Parts that an import has loaded already need no search.
     waiting = {name for _, name in _LAZY if name not in sys.modules}
     wanted: list[str] = []
     for _, source in sources_below(root):

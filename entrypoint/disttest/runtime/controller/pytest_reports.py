@@ -156,6 +156,7 @@ def tell_warnings(item: pytest.Item, result: TestResult) -> None:
             lineno=warning.line,
         )
         told = {"warning_message": message, "when": "runtest", "nodeid": item.nodeid, "location": None}
+        # pluggy refuses a plain call of a historic hook.
         item.ihook.pytest_warning_recorded.call_historic(kwargs=told)
 
 
@@ -215,6 +216,7 @@ def _accuse(
         # pytest would count a later skip as the outcome, and `--lf` would forget the failure.
         return [r for r in kept if not (r.skipped and r.when == "teardown")]
     when = "call" if result.outcome is Outcome.FAILED else result.phase
+    # pytest expects at most one report for each phase of a test.
     kept = [r for r in kept if r.passed and r.when != when and r.when != "teardown"]
     return [*kept, _made_up(item, when, "failed", failure, duration_s=result.duration_s)]
 

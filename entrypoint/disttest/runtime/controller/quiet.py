@@ -72,6 +72,7 @@ class QuietReporter(TerminalReporter):  # type: ignore[misc]  # final for typing
 def quieten(config: pytest.Config, columns: int, is_told: Callable[[], bool]) -> None:
     """Replace pytest's reporter by the quiet one, unless there is none or a plugin has replaced it."""
     present = config.pluginmanager.getplugin(NAME)
+    # A subclass belongs to a plugin such as pytest-sugar, which shows the run in its own way.
     if type(present) is not TerminalReporter:
         return
     config.pluginmanager.unregister(present)

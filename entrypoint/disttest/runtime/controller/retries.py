@@ -153,6 +153,7 @@ def _evasion(failed: TestResult, again: TestResult) -> str:
     """Explain why a later attempt does not undo an earlier failure; empty if it does."""
     if again.outcome is Outcome.SKIPPED:
         return f"skipped: {again.message}"
+    # A spoiled attempt proves nothing, so any later result stands.
     if again.outcome.is_bad or failed.cause is Cause.INFRASTRUCTURE:
         return ""
     ran = {record.rank: record for record in failed.ranks if state_of(record) not in _NO_PART}
@@ -172,6 +173,7 @@ def _pause_s(number: int) -> float:
 
     state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
     state.attempt_number = number
+    # The random part keeps several runs on one broken machine from retrying in step.
     wait = wait_exponential(multiplier=RETRY_FIRST_PAUSE_S, max=RETRY_LONGEST_PAUSE_S) + wait_random(
         0, RETRY_FIRST_PAUSE_S
     )

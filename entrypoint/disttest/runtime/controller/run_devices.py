@@ -54,6 +54,7 @@ class Devices:
         self.directory = options.lease_dir or usual_directory()
         self.lease: Lease | None = None
         self.machine = self.look()
+        # torch's CPU build on a machine with GPUs is a choice of the user, not an error.
         on_cpu = options.device == "cpu" or options.gpus.none or self._torch_is_for_the_cpu()
         found = () if on_cpu else self._gpu_slots()
         self._left_out = self._in_quarantine(found)
@@ -76,6 +77,7 @@ class Devices:
         machine = detect_machine(library=self.probe.library)
         variable = variable_of(machine)
         visible = environment().get(variable)
+        # Once the run holds a lease, it has set the variable itself.
         if visible is not None and self.lease is None:
             machine = machine.restricted_to(visible)
         names = self.options.gpus.names
@@ -207,10 +209,12 @@ class Devices:
         """
         if self.lease is None:
             return
+        # CUDA must not be initialized here: a fork of a process that has done so cannot use it.
         sight = look_at_devices()
         self.torch = sight.torch
         if sight.trouble:
             self.fork_trouble = f"a fork of this process cannot use CUDA ({sight.trouble})"
+        # CUDA shows a process only one MIG slice.
         needed = 1 if self.on_slices else len(self.slots)
         refusal = torch_refusal(self.machine, self.torch, needed=needed)
         if self.probe.compute == "cuda" and refusal:

@@ -128,4 +128,5 @@ class RunRecorder(EventWriter):
         if self.vacuous:
             count = len(self.vacuous)
             self.noted(f"torch passes {count} of the skipped tests vacuously here: the reports list them")
+        # The journal's schema has no larger code, as the shell has none.
         self.event(RunFinished(at_s=self.now(), exit_code=exit_code & 0xFF, reason=reason))

@@ -68,6 +68,7 @@ def inherit_results(config: pytest.Config) -> None:
     """Take over the lock of the results directory before any process starts that would hold it too."""
     known = config.known_args_namespace
     if known.disttest_claim is not None:
+        # Programs that tests start would keep the journal open, and could write into it.
         os.set_inheritable(known.disttest_journal, False)
         path = Path(known.disttest_results)
         config.stash[_INHERITED] = adopt(path, known.disttest_claim, run_pid=known.disttest_supervised)
@@ -355,6 +356,7 @@ class RunSession:
             self.recorder.not_run(reason)
 
     def _missing_worlds(self, recorder: RunRecorder, exit_code: int) -> str:
+        # A red run needs no such note.
         if exit_code or recorder.worlds or self.config.option.collectonly:
             return ""
         return self._no_worlds.describe(self.pairs)
@@ -370,6 +372,7 @@ class RunSession:
         if self.devices is None or not self.runs_tests or self.config.option.collectonly:
             return
         left_s = self.deadline_s - monotonic() if self.deadline_s else math.inf
+        # Leave time before the deadline to report that the GPUs did not become free.
         wait_s = min(left_s - min(REFUSAL_S, left_s / 4), LEASE_WAIT_S)
         try:
             self.devices.take(name_run(self.config.args), say=self._say, timeout_s=wait_s)

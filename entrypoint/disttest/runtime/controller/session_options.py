@@ -74,6 +74,7 @@ def invocation_of(config: pytest.Config) -> Invocation:
 
 def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
     """Remove the plugin's own arguments, whose values may be the next word."""
+    # After this every switch of the plugin has its value attached, and every other option the value as the next word.
     words = iter(spell_out(tuple(arguments), PLUGIN_SWITCHES))
     for word in words:
         if not word.startswith("--disttest-"):

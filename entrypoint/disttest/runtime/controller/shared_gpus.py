@@ -87,6 +87,7 @@ class SharedGpus:
         """Return the variables of an MPS client; None if MPS cannot be used."""
         if self._without:
             return None
+        # One daemon serves all worlds of a run until a client is killed.
         if self._daemon is not None and self._daemon.lives:
             return self._daemon.environment
         if self._daemon is None and usable_daemon(dict(environment())):

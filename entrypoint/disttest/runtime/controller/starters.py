@@ -64,6 +64,7 @@ def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mappi
 
 def _leave_with(words: str, spec: RankSpec) -> NoReturn:
     """End this process, which has no log yet."""
+    # A write without buffers: the process exits right after it.
     os.write(append_to(spec.log), f"disttest: {words}\n".encode())
     leave(ExitCode.INTERNAL)
 
@@ -115,8 +116,10 @@ class InterpreterStarter:
             return spawn_child(
                 argv,
                 extra_env={
-                    # Without the variables of ranks: a fork imports its tests without them too, and verdicts must not differ.
+                    # Without the variables of ranks: a fork imports its tests without them too, and verdicts must not
+                    # differ.
                     **spec.machine_environment(),
+                    # The rank must import this very version, even if a test has changed the working directory.
                     "PYTHONPATH": _import_path(),
                     **hash_seed(spec.settings.seed),
                 },

@@ -99,10 +99,12 @@ class TimeLimits:
         message = f"timed out after {test.timeout_s:g} s in {phase}"
 
         def interrupt(_: int, frame: FrameType | None) -> None:
+            # pytest leaves this frame out of the test's traceback.
             __tracebackhide__ = True
             if renders:
                 raise _RenderingTookTooLong
             self._reached = f"{message}; its outcome afterwards does not count"
+            # Raise again soon: saferepr catches this exception and continues with the next value.
             if _is_in_saferepr(frame):
                 _setitimer(signal.ITIMER_REAL, RENDERING_NEXT_S)
             item.add_report_section(phase, "other threads", _other_threads())
@@ -128,6 +130,7 @@ class TimeLimits:
 
     def _is_of_another(self, item: pytest.Item) -> bool:
         """Whether pytest-timeout enforces the limit."""
+        # pytest-timeout uses the same signal, so only one of the two may be active for a test.
         if not item.config.pluginmanager.hasplugin("timeout"):
             return False
         return not self._asked or closest_mark(item, "timeout") is not None

@@ -73,6 +73,7 @@ class Verdicts:
 
         A second result of an attempt means that a rank died after the first.
         """
+        # A suspicious failure cannot be taken back from pytest, and -x would stop the run because of it.
         again = not suspect and self._retries.wants_another(judged.result)
         self._recorder.test_finished(judged.result, again=again)
         # Notes on a passed test are easy to miss, so this one is recorded for the run.
@@ -164,6 +165,7 @@ class Verdicts:
             self._told.add(test.nodeid)
             self._tell_pytest(item, reports_of(item, test, judged, self._results(), again))
             tell_warnings(item, judged.result)
+        # The test was reported as good before one of its ranks died.
         elif judged.result.outcome.is_bad:
             for report in late_reports(item, test, judged.result, self._results(), again):
                 item.ihook.pytest_runtest_logreport(report=report)

@@ -126,6 +126,7 @@ def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: TargetHost
     devices = {
         backend: asked or host.device_for(backend) for backend in _backends(node, options, host, asked)
     }
+    # Sizes differ by device: gloo on the CPU next to NCCL on GPUs may use more ranks.
     sizes = {backend: _sizes(mark, options, host, device) for backend, device in devices.items()}
     return tuple(
         WorldShape(size=size, backend=backend, device=device, nodes=_nodes(node, size, host))
@@ -182,6 +183,7 @@ def _backends(node: Any, options: RunOptions, host: TargetHost, device: str) -> 
         return run_backends
     if options.backend:
         return tuple(name for name in mark.args if name in options.backend)
+    # Without --backend a test runs on one backend, if possible that of the run.
     return (run_backends[0],) if run_backends[0] in mark.args else tuple(mark.args[:1])
 
 

@@ -185,6 +185,7 @@ class WorldPool:
         )
         self.running[world.world_id] = world
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(world))
+        # A pidfd becomes readable when its process ends, whatever happened to the channel.
         self._selector.register(child, selectors.EVENT_READ, lambda: self._record_exit(world))
         return world
 
@@ -244,12 +245,14 @@ class WorldPool:
         ) and world.channel.fileno() in self._selector.get_map():
             self._selector.unregister(world.channel)
         if world.failure:
+            # SIGTERM first, so that the world can end its ranks.
             end_all([world.child], term_grace_s=WORLD_TERM_S)
 
     def _on_message(self, world: LiveWorld, message: object) -> None:
         match message:
             case TestBegan(nodeid=nodeid, again=again):
                 world.begun, world.began_s = world.tests[nodeid], monotonic()
+                # The world's own limits end a test long before this one, unless the world itself is stuck.
                 limit_s = max(world.begun.timeout_s + MAIN_MARGIN_S, RANKS_LEAVE_S)
                 limit_s = world.order.settings.unless_debugged(limit_s)
                 world.overdue_s = world.began_s + limit_s + WORLD_SILENCE_S

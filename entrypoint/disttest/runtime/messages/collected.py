@@ -30,6 +30,7 @@ def _parameters(item: pytest.Item) -> str:
     return ", ".join(
         f"{name}={clean_text(_ADDRESS.sub('', saferepr(value, maxsize=_LONGEST)))}"
         for name, value in values.items()
+        # The world is part of the node id.
         if not isinstance(value, WorldShape)
     )
 

@@ -24,6 +24,7 @@ class LeaveBoard(Board):
     """The supervisor's side."""
 
     def __init__(self) -> None:
+        # One state byte, then a text that ends with a null byte.
         super().__init__("disttest-leaving", _SIZE)
 
     @property

@@ -34,6 +34,7 @@ class PhaseBoard(Board):
 
     def read(self, place: int) -> str:
         """Return the phase of a rank; any byte that a broken rank writes is read as some phase."""
+        # Bytes are written and read atomically, so no lock is needed.
         return PHASES[min(self._memory[place] & ~(_BEGUN | _XFAIL), len(PHASES) - 1)]
 
     def expects_failure(self, place: int) -> bool:

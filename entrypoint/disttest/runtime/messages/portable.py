@@ -85,6 +85,7 @@ def _plain(value: object, depth: int = 0) -> Any:
     if value is None or isinstance(value, (str, bool, float)):
         return value
     if isinstance(value, int):
+        # Larger integers are not portable between readers of JSON.
         return value if abs(value) < 1 << 63 else _represent(value)
     if depth == _DEEPEST or not isinstance(value, (dict, list, tuple)):
         return _represent(value)

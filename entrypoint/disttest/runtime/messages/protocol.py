@@ -431,6 +431,7 @@ class Channel:
         messages = []
         while len(self._buffer) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._buffer)
+            # A broken rank may write anything; without this check its first bytes could ask for 4 GiB.
             if length > MAX_MESSAGE:
                 raise ProtocolError(f"announced {length} bytes, more than any message has: not a message")
             end = _HEADER.size + length

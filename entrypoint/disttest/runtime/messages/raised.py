@@ -130,6 +130,7 @@ def _innermost_place(traceback_: TracebackType | None) -> str:
 def _plain_traceback(error: BaseException) -> str:
     """Format the chain of exceptions, oldest first, each with its frames and sources."""
     chain = [error]
+    # Also ends on a cycle in `__context__`.
     while (earlier := _earlier(chain[-1])) is not None and len(chain) < _LONGEST_CHAIN:
         chain.append(earlier)
     return "\n\nDuring handling of it:\n\n".join(_one_traceback(each) for each in reversed(chain))
@@ -142,6 +143,7 @@ def _earlier(error: BaseException) -> BaseException | None:
 
 
 def _one_traceback(error: BaseException) -> str:
+    # Without `capture_locals`, so no repr() of the test runs.
     frames = traceback.StackSummary.extract(traceback.walk_tb(_traceback_of(error)), limit=_MOST_FRAMES)
     own = [frame for frame in frames if not _RUNNER.search(frame.filename)]
     lines = traceback.StackSummary.from_list(own or frames).format()

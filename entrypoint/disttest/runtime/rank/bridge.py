@@ -154,6 +154,7 @@ class Bridge:
         leave_as_copy(report)
         self._recorder.add_report(report)
         message = _phase_ended(report, self._config, self._ended_at_s)
+        # A later hang must not lose the report of a phase that took long.
         took_long = message.duration_s > PHASE_TOLD_S and not message.partial
         urgent = message.outcome.is_final or took_long
         (self._channel.send if urgent else self._channel.hold)(message)
@@ -172,6 +173,7 @@ def raised_in(item: pytest.Item, call: pytest.CallInfo[None]) -> BaseException |
 
     For unittest methods pytest keeps the exception in the item, and moves it into the call while it makes the report.
     """
+    # `TestCaseFunction._excinfo` is private to pytest; without it the exception is unknown until makereport.
     kept = getattr(item, "_excinfo", None) or [call.excinfo]
     error = kept[0].value if kept[0] is not None else None
     skips = isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest))

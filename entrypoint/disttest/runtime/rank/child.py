@@ -31,6 +31,7 @@ def out_of_the_way(channel: Channel) -> Channel:
 
 def belong_to_this_process(channel: Channel) -> None:
     """Close the channel in every fork of this process: a copy of a rank must neither send nor receive for it."""
+    # Python calls this after os.fork() of any code in this process, multiprocessing's included.
     os.register_at_fork(after_in_child=channel.close)
 
 
@@ -51,6 +52,7 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
     if fd not in targets:
         os.close(fd)
     if not _is_closed(sys.stdin):
+        # A rank that reads from the terminal would take input from the command and from other ranks.
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         if null:
@@ -121,6 +123,7 @@ def _stop_capture(config: pytest.Config) -> list[int]:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             _captured_fds.append(side.tmpfile.fileno())
             _saved_fds.append(side.targetfd_save)
+    # Its finalizers would flush and close files that the parent still uses.
     _kept_alive.append(parent)
     manager._method = "no"  # noqa: SLF001
     manager._global_capturing = _get_multicapture("no")  # noqa: SLF001
@@ -137,6 +140,7 @@ _stacks_files: dict[Path, IO[bytes]] = {}
 
 def register_stacks(path: Path) -> None:
     """Answer the stacks signal. The file appears only when it is safe to send the signal."""
+    # The world sends the signal only if the file has its final name, so the handler must be registered before.
     pending = path.with_suffix(".pending")
     file = _stacks_files.get(path) or pending.open("ab", buffering=0)
     # A test may have installed its own handler.
@@ -169,8 +173,11 @@ def renew_libraries(threads: int) -> None:
         handler.setStream(sys.stderr)
     torch = sys.modules.get("torch")
     if torch is not None:
+        # A fork inherits the size of the pool but not its threads.
         torch.set_num_threads(threads)
         if hasattr(torch.cuda, "_cached_device_count"):
+            # The parent may have counted the GPUs under another CUDA_VISIBLE_DEVICES; torch has no public way to reset
+            # it.
             torch.cuda._cached_device_count = None  # noqa: SLF001
 
 

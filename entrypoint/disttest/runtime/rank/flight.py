@@ -30,6 +30,7 @@ def answer_questions(questions: Path, rank: int) -> None:
     The thread is started below `threading`, so that tests which count Python threads do not see it.
     """
     os.mkfifo(questions)
+    # `threading.Thread` would appear in `threading.enumerate()`.
     _thread.start_new_thread(_answer, (questions, rank))
 
 
@@ -75,6 +76,7 @@ def _write_in_flight(questions: Path) -> None:
 def ask(questions: Path, target: Path) -> bool:
     """Ask a rank to write its collectives to ``target``; return False if it does not listen."""
     try:
+        # Without O_NONBLOCK the call would wait for a reader; with it a missing reader is ENXIO.
         fd = os.open(questions, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
@@ -100,6 +102,7 @@ def _write_calls(target: Path, rank: int) -> None:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
+    # The reader polls for the name and must not see half a file.
     pending = path.with_name(f"{path.name}.pending")
     pending.write_bytes(data)
     pending.rename(path)

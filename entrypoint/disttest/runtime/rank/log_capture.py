@@ -19,6 +19,7 @@ _PLUGIN = catching_logs.__module__
 
 def hasten_log_capture() -> None:
     """Replace the attachment in this process; a pytest that uses only the root logger stays as it is."""
+    # pytest before https://github.com/pytest-dev/pytest/pull/14375 uses only the root logger.
     if "attached_loggers" not in getattr(catching_logs, "__slots__", ()):
         return
     patched: Any = catching_logs
@@ -59,6 +60,7 @@ def _enter(self: Any) -> logging.Handler:
             logger.handlers.append(handler)
     self.attached_loggers += loggers
     if self.level is not None:
+        # As in pytest's own `catching_logs.__enter__`.
         handler.setLevel(self.level)
         self.orig_level = root.level
         root.setLevel(min(root.level, self.level))

@@ -14,6 +14,7 @@ def heed_own_port(port: int) -> None:
         port: port of the world's store, which listens already.
     """
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+    # Private to torch.distributed.rendezvous; a torch without it asks the environment directly.
     asks_for_agent = getattr(rendezvous, "_torchelastic_use_agent_store", None)
     if asks_for_agent is None:
         return

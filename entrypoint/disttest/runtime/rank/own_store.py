@@ -28,6 +28,7 @@ def reach_own_store(spec: RankSpec) -> None:
 
     @functools.wraps(connect)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        # The names of TCPStore's first two parameters, which pybind11 accepts by position and by name.
         given = dict(zip(("host_name", "port"), args, strict=False)) | kwargs
         if (given.get("host_name"), given.get("port")) != own:
             connect(self, *args, **kwargs)

@@ -211,6 +211,7 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
     """Set up a child of a world; return its channel on a descriptor that tests do not touch."""
     die_with_parent(spec.world_pid)
     volunteer_for_oom()
+    # The parent's handlers would run the parent's code in this process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The world blocks SIGTERM, because it reads the signal from a descriptor.
@@ -219,6 +220,7 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
     belong_to_this_process(channel)
     redirect_output(config, spec.log)
     register_stacks(spec.stacks)
+    # Before any test can start faulthandler's timer.
     watchdog.count_starts()
     renew_libraries(spec.threads)
     plugin_manager().call("disttest_process_configure", spec=spec, config=config)
@@ -282,12 +284,14 @@ def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
 
 def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]) -> bool:
     """Run a test; return whether this rank can run another one."""
+    # The previous test may have closed or replaced the standard streams.
     redirect_output(session.config, Path(order.log))
     register_stacks(state.spec.stacks)
     flight.note_start()
     state.order = order
     state.shared_before = shared_fixtures(session)
     state.tidying.begin(shared_fixtures=bool(state.shared_before))
+    # The same on all ranks, and independent of the tests that ran before. `hash()` depends on PYTHONHASHSEED.
     seed = zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed
     hygiene.reseed(seed)
     if state.gpu is not None:
@@ -372,6 +376,7 @@ def own_tmp_path(config: pytest.Config, base: Path) -> None:
 
 def shared_fixtures(session: pytest.Session) -> int:
     """Count the fixtures of a wider scope than one test that are set up; each node adds one finalizer of its own."""
+    # pytest has no public list of active fixtures.
     stack = session._setupstate.stack  # noqa: SLF001
     wider = (finalizers for node, (finalizers, _) in stack.items() if not isinstance(node, pytest.Item))
     return sum(len(finalizers) - 1 for finalizers in wider)
@@ -380,6 +385,7 @@ def shared_fixtures(session: pytest.Session) -> int:
 def tear_down_rest(session: pytest.Session) -> None:
     """Tear down the fixtures that remain when a world ends early; errors go to the log."""
     try:
+        # pytest has no public way to tear down the fixtures of a session that ends early.
         session._setupstate.teardown_exact(None)  # noqa: SLF001
     except BaseException:  # noqa: BLE001
         traceback.print_exc()

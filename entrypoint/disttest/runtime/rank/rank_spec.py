@@ -118,6 +118,7 @@ class RankSpec(Frozen):
         defaults = {
             "GLOO_SOCKET_IFNAME": interface,
             "TP_SOCKET_IFNAME": interface,
+            # The user's own values win below: `os.environ` is consulted first.
             **plugin_manager().mapping("disttest_rank_environment", str),
             **self.defaults,
         }
@@ -132,6 +133,7 @@ class RankSpec(Frozen):
         if not gpus or self.shown != self.devices:
             return 1
         local = self.partition.ranks if self.partition else self.shape.size
+        # Ranks are assigned to GPUs in turn, so the first GPUs have one rank more if the division is uneven.
         return math.ceil((local - self.local_rank % gpus) / gpus)
 
     @property

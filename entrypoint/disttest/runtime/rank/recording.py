@@ -70,6 +70,7 @@ class TestRecorder:
         self._keep_warning("pytest.PytestUnraisableExceptionWarning", message, "", 0)
 
     def _keep_warning(self, category: str, message: str, file: str, line: int) -> None:
+        # A warning in a training loop appears thousands of times with different texts.
         if len(self._warnings) < _MOST:
             text = clean_text(message)[:_LONGEST]
             self._warnings[
@@ -132,6 +133,7 @@ def recording_warnings(recorder: TestRecorder) -> Iterator[None]:
 
     def in_thread(arguments: threading.ExceptHookArgs) -> None:
         recorder.note_thread(arguments)
+        # The rank's log shows the traceback as it does without recording.
         threading.__excepthook__(arguments)
 
     def unraisable(arguments: Any) -> None:

@@ -45,6 +45,7 @@ def watch_waits(watches: Mapping[str, Any], place: int, *, is_reused: bool = Fal
     if not watches or dist is None or not dist.is_available():
         return
     _parts.update(plugin_manager().named("disttest_join_watch", WatchedRank, place=place, data=watches))
+    # A process that runs one test cannot pass a broken group on.
     _broken = BrokenGroups() if is_reused else None
     observe.install(*filter(None, [_broken]))
 

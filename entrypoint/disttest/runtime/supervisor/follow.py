@@ -84,6 +84,7 @@ class Watch:
         # Output printed before the end of pytest's session precedes the events in the view, because pytest's header
         # does. Later output follows them, because pytest's summary does.
         texts = self._new_texts(poller)
+        # Read before showing, so that the order of output and events is known.
         events = list(self._follower.new_events())
         if any(isinstance(event, RunFinished) for event in events):
             self._session_ended = True
@@ -156,6 +157,7 @@ class _Output:
         self.error = error
         self.ended = False
         self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        # The supervisor must never wait for pytest's output.
         os.set_blocking(self.reader, False)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._masked = FilteredStream(outgoing)

@@ -78,6 +78,7 @@ def collect_tests(
 
 def _run(argv: Sequence[str], wait: Callable[[Child], None]) -> tuple[Exit, str]:
     """Run a child; return its exit status and its output, errors last."""
+    # Files instead of pipes: no reader is needed while the caller waits.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         child = spawn_child(argv, stdout=output.fileno(), stderr=errors.fileno(), keep_stdin=True)
         try:
@@ -103,6 +104,7 @@ def collect_argument(host: TargetHost) -> str:
 
 def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> int:
     """Run pytest for information that only it has (``--fixtures``, ``--help``); return its exit code."""
+    # pytest prints directly to the terminal.
     ended = subprocess.run(pytest_command(targets, flags, extra), check=False)
     return ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
 

@@ -34,6 +34,7 @@ class Reaper:
     def start(self) -> None:
         """Start the reaper; a process of the run must have been started."""
         read, self._line = os.pipe()
+        # A session of its own, so that a signal to the command's process group does not end it.
         self._child = fork_child(lambda: _keep(read, self._mark), new_session=True)
         os.close(read)
 
@@ -76,6 +77,7 @@ def _keep(line: int, mark: bytes) -> None:
 def _marked(mark: bytes) -> Iterator[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
+            # /proc shows the environment at the start of a process; changes by the process do not matter.
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 yield int(folder.name)
         # The process has ended, or belongs to another user.

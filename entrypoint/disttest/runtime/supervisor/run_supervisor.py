@@ -166,6 +166,7 @@ def run_supervised(
     until_s = monotonic() + options.deadline if options.deadline else math.inf
     ends: list[_End] = []
     try:
+        # Lazily, because each process gets the time that is left of the deadline.
         for words in _arguments_of(processes, options, until_s):
             ends.append(_run_one([*argv, *words], watch, directory, journal, options.seed, until_s))
             if ends[-1].is_early:
@@ -252,6 +253,7 @@ def _start(
     journal: Journal,
     seed: int,
 ) -> Child:
+    # Descriptors, not paths: a path may lead elsewhere by the time that torch is imported.
     fds = {"leaving": board.fd, "claim": directory.fileno(), "journal": journal.fileno()}
     if outgoing.shared >= 0:
         fds["ledger"] = outgoing.shared
@@ -329,6 +331,7 @@ class _Supervisor:
 
     def _end(self) -> Exit:
         """Ask pytest to stop, then kill it."""
+        # pytest ends the session in order on SIGINT: fixtures are torn down and results written.
         self._child.signal(signal.SIGINT)
         limit_s = monotonic() + SUPERVISOR_CANCEL_S
         while self._child.poll() is None and monotonic() < limit_s:
@@ -345,6 +348,7 @@ def _close_journal(
     journal: Journal, ends: Sequence[_End], watch: Watch, sweep: Sweep, directory: ResultsDirectory
 ) -> None:
     """Write the end of the run as the last line of the journal."""
+    # The child died in the middle of a write.
     if watch.cut_short:
         journal.end_line()
     if restored := directory.restore(journal):

@@ -75,6 +75,7 @@ class Standby:
             directory=str(Path.cwd()),
             numbers=tuple(number for number, _ in found),
         )
+        # Larger than a socket message, and without a name that tests could find.
         body = memory_file("disttest-orders")
         os.write(body, msgspec.json.encode(orders))
         socket.send_fds(self._line, [b"orders"], [body, *(fd for _, fd in found)])
@@ -118,6 +119,7 @@ def take_standby() -> Standby | None:
 
 def _run_pytest(line: socket.socket, at_end: Callable[[], None]) -> NoReturn:
     """Wait for orders, then act as ``python -m pytest`` until the interpreter ends."""
+    # Returns an empty message if the command ends without using the process.
     message, received, _, _ = socket.recv_fds(line, 64, MOST_AT_ONCE)
     line.close()
     if not message:
@@ -160,4 +162,5 @@ def _carry_mark(mark: str) -> None:
     place = ctypes.string_at(address, size).find(f"{MARK_VARIABLE}={NO_MARK}".encode())
     if place < 0 or len(mark) != len(NO_MARK):
         raise RuntimeError("there is no room for the mark of the run")
+    # `os.environ` changes a copy; /proc/PID/environ shows the original memory.
     ctypes.memmove(address + place + len(MARK_VARIABLE) + 1, mark.encode(), len(mark))

@@ -117,6 +117,7 @@ class RankProgress:
     def is_over(self) -> bool:
         """Whether this rank will send nothing more."""
         finished = self.done is not None and (self.done.exit_code is None or self.done.stays)
+        # A rank that announced an exit code is over only when its process has ended with it.
         return finished or self.death is not None or bool(self.lost) or self.killed
 
     @property
@@ -165,6 +166,7 @@ class RankProgress:
         elif self.died:
             message, failed_at_s = self._exit_reason(), self.died_at_s
         elif self.killed and not (report and report.outcome.is_final):
+            # An xfail that was reported before stays the rank's own message.
             message = "was ended by disttest"
         if self.ended_for is not None:
             message = self.ended_for.of_rank
@@ -349,6 +351,7 @@ class Attempt:
 
     def note_failure(self, at_s: float) -> None:
         """Record the time of the first failure."""
+        # Later failures may be consequences of the first one.
         if self.failed_s is None:
             self.failed_s = at_s
 
@@ -368,6 +371,7 @@ class Attempt:
             self.held_s = now_s if self.held_s is None else self.held_s
         elif self.held_s is not None:
             self.paused_s += now_s - self.held_s
+            # Shift the start of the grace period by the time in the debugger.
             self.failed_s = None if self.failed_s is None else self.failed_s + now_s - self.held_s
             if self.lost_peer_s is not None:
                 self.lost_peer_s += now_s - self.held_s

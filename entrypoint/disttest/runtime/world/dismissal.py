@@ -28,6 +28,7 @@ def dismiss(ranks: Supervisor, limit_s: float) -> Dismissal:
     end_all([handle.child for handle in living if handle.gone])
     for handle in living:
         handle.channel.send(Leave())
+    # One deadline for all ranks: they leave in parallel.
     deadline = monotonic() + limit_s
     for handle in living:
         handle.child.wait(deadline - monotonic())

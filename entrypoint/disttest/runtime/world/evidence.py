@@ -82,6 +82,8 @@ class EvidenceSource:
         if answers is None:
             return False
         self._seen = answers.stat().st_size
+        # The default action of a real-time signal is to kill. `SigCgt` in /proc/PID/status shows whether a handler is
+        # set; without one the rank would die and be blamed for it.
         self.is_deaf = not catches(self._child.pid, STACKS_SIGNAL)
         if not self.is_deaf:
             self._child.signal(STACKS_SIGNAL)
@@ -145,6 +147,7 @@ class EvidenceSource:
             return self._path
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{self._child.pid}/fd").iterdir():
+                # The kernel marks the target of a descriptor whose file has been deleted.
                 if str(entry.readlink()).endswith(f"/{self._path.name} (deleted)"):
                     return entry
         return None
@@ -154,6 +157,7 @@ def tell_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[st
     """Collect the stacks of all sources while the ranks continue; empty for a source that is not complete in time."""
     for source in sources:
         source.ask_stacks()
+    # All sources were asked before the first wait, so that the limit covers them together.
     deadline_s = monotonic() + limit_s
     while not all(source.has_told_stacks() for source in sources) and monotonic() < deadline_s:
         sleep(EVIDENCE_POLL_S)
@@ -192,6 +196,7 @@ class _Interview:
 
     def goes_on(self, *, may_wait: bool) -> bool:
         """Look once and send the next request if it is due; return whether an answer is still outstanding."""
+        # After half of the limit the collectives are worth more than the rest of the stacks.
         if not self._asked_flight and (self.source.is_deaf or self._answer.is_whole() or not may_wait):
             self._asked_flight = True
             self.source.ask_flight(self._flight)

@@ -44,6 +44,7 @@ def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
                 f"a plugin returned {type(result).__name__} from disttest_judge_attempt, and a TestResult is needed; "
                 f"these have the hook: {', '.join(plugins.implementing('disttest_judge_attempt'))}"
             )
+    # The core judges without the plugins, so that the result has the outcomes of the ranks at least.
     except PluginError as error:
         return plugin_failed(_CORE.disttest_judge_attempt(attempt), str(error), error.trace)
     for where, failure in _plugin_errors(attempt):
@@ -114,6 +115,7 @@ def judge_attempt(
         records = [*map(_with_broken_groups, records, attempt.ranks)]
     if attempt.test.kind is WorldKind.RANKS:
         return judge(attempt.test, records, cause=attempt.cause, **circumstances)
+    # A main process is not a rank: its warnings are stored apart, and its record has no rank number.
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK, recorded=Recorded())
     superseded = [each for each in attempt.ranks[0].joined if each.superseded]
     last = [each for each in attempt.ranks[0].joined if not each.superseded]
@@ -169,6 +171,7 @@ def speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
     """Choose the pytest reports that represent the test: the culprit's, otherwise those of the first deciding rank."""
     ranks = attempt.ranks
     if attempt.test.kind is not WorldKind.RANKS:
+        # A main process runs pytest's protocol, so its own reports represent the test.
         return tuple(report.report for report in ranks[0].reports if report.report)
     speaker = next(
         (p for p, r in zip(ranks, result.ranks, strict=True) if r.outcome is result.outcome), ranks[0]

@@ -27,6 +27,7 @@ class RankLog:
 
     def __init__(self, path: Path, *, limit: int) -> None:
         self.path = path
+        # Holes free disk space in whole blocks only.
         self._half = max(_BLOCK, limit // 2 // _BLOCK * _BLOCK)
 
     def trim(self) -> None:
@@ -115,6 +116,7 @@ class RankLog:
 
 
 def _replace(path: Path, data: bytes) -> None:
+    # Written next to the log and renamed, so that a crash leaves the whole file or the short one.
     pending = path.with_suffix(".cut")
     try:
         pending.write_bytes(data)
@@ -196,6 +198,7 @@ class LogStore:
         name = name or str(path)
         if name not in self._hidden:
             self._hidden[name] = memory_file("disttest-log")
+        # Ranks of the same user can open this path while the world process lives; the memory has no other name.
         return Path(f"/proc/{os.getpid()}/fd/{self._hidden[name]}")
 
     def log(self, log: str) -> RankLog:

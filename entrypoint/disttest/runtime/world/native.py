@@ -26,6 +26,7 @@ def native_stacks(children: Sequence[Child], *, limit_s: float | None = None) ->
     with tempfile.TemporaryDirectory(prefix="disttest-native-") as folder:
         answers = [Path(folder) / f"{child.pid}.txt" for child in children]
         spies = [_spy(program, child, answer) for child, answer in zip(children, answers, strict=True)]
+        # They run in parallel, so one limit covers all of them.
         for spy in spies:
             spy.wait(deadline_s - monotonic())
         late = [spy.poll() is None for spy in spies]

@@ -160,6 +160,7 @@ class Supervisor:
 
     def wait(self, timeout_s: float) -> None:
         """Handle events for at most ``timeout_s`` seconds."""
+        # Level-triggered: a descriptor that a callback leaves readable is reported again.
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             # A callback may have recorded the exit of a rank whose other descriptor is in the same batch.
             if key.fd in self._selector.get_map():
@@ -185,6 +186,7 @@ class Supervisor:
         while not attempt.is_over:
             now_s = monotonic()
             attempt.hold(now_s, on=self._is_held(attempt))
+            # Rendering runs `repr()` of the test's objects, which may block or wait for a peer forever.
             attempt.give_up_rendering(older_than_s=RENDERING_S)
             if attempt.overdue(now_s, self._settings.grace):
                 self.end_living(attempt)
@@ -219,6 +221,7 @@ class Supervisor:
         """Take the evidence of the unfinished ranks, then end them."""
         attempt.give_up_rendering()
         attempt.give_up_waiting()
+        # After a failure the grace period ends ranks, not the deadline, and they did not hang.
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
         # At the deadline, record the ends of the ranks before asking. The signal interrupts waiting calls for good:
         # pause, sleep and poll return EINTR and never restart (signal(7)). A report after that would show a pass
@@ -243,6 +246,7 @@ class Supervisor:
             progress.hung = deadline_passed and not (progress.ended_for and progress.ended_for.is_expected)
         if self._settings.native_stacks and deadline_passed:
             self._take_native_stacks(living)
+        # All at the same time: ended one by one, a rank would report the lost connection to the one before.
         end_all([self.handle(progress.rank).child for progress in living], term_grace_s=RANK_TERM_S)
 
     def _note_ends(self, attempt: Attempt) -> list[RankProgress]:
@@ -333,6 +337,7 @@ class Supervisor:
             struck = count_oom_kills(own_cgroups()) > self._oom_kills
             return describe_oom(own_cgroups()) if struck else ""
         if killer == signal.SIGABRT:
+            # libstdc++ prints the exception to stderr, which is the rank's log, before it calls abort().
             uncaught = _UNCAUGHT.search(self._log(progress).tail(_START_LOG_KEPT))
             words = f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
             return self._explain_abort(progress, attempt, words) or words
@@ -365,6 +370,7 @@ class Supervisor:
         try:
             messages = handle.channel.receive(wait=False)
         except ProtocolError as error:
+            # A test may write into any descriptor of its process, this channel included.
             self.give_up(handle, f"it sent a malformed message: {error}")
             return
         for message in messages:

@@ -90,6 +90,7 @@ class WorldSupervisor:
     def run(self) -> None:
         """Start the ranks, run tests until one breaks the world, end all processes, report the end."""
         adopt_orphans()
+        # Ctrl-C reaches the controller, which cancels each world by a message.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # A signalfd names the sender, so a test that signals its parent can be blamed for it.
         terminations = SignalLine(signal.SIGTERM)
@@ -137,6 +138,7 @@ class WorldSupervisor:
 
     def _listen(self) -> socket.socket | None:
         """Open the rendezvous socket on a port of the kernel's choice; None where another node hosts it."""
+        # The backlog holds the connections of all ranks until the store accepts them.
         return socket.create_server(("127.0.0.1", 0), backlog=512)
 
     def _own_ranks(self) -> range:
@@ -173,6 +175,7 @@ class WorldSupervisor:
             settled=order.settled,
         )
         ours, theirs = Channel.pair()
+        # A descriptor that stays open in another rank would keep the end of a channel from being seen.
         not_its_own = [ours.fileno(), self._controller.fileno()]
         not_its_own += [listener.fileno()] if listener is not None else []
         not_its_own += [handle.channel.fileno() for handle in self._ranks.handles]
@@ -198,6 +201,7 @@ class WorldSupervisor:
                 return
             following = order.tests[index + 1].nodeid if index + 1 < len(order.tests) else None
             attempt = self._begin(test, index, following)
+            # Files take longer to create than a small test runs, so this overlaps with the test.
             if following:
                 self._ranks.logs.prepare(self._logs_of(index + 1))
             self._marks.mark("ranks start")
@@ -233,6 +237,7 @@ class WorldSupervisor:
         in the next.
         """
         done = [progress.done for progress in attempt.ranks if progress.done]
+        # Several ranks may list the same key.
         for key in {key for each in done for key in each.store_keys}:
             self._store.delete_key(key)
 
@@ -405,6 +410,7 @@ class WorldSupervisor:
         notes = self._dismiss(BROKEN_LEAVE_S if broken else RANKS_LEAVE_S)
         self._judge_late_deaths()
         leftovers = name_strays(self._strays(), self._began)
+        # The world adopts every orphan below it, so all remaining descendants belong to its tests.
         survivors = kill_descendants(spare=())
         leftovers += self._segments.remove()
         # The stacks contain names of files and functions, unmasked.

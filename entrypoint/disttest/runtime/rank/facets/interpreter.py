@@ -12,6 +12,7 @@ from disttest.runtime.rank.facets.facet import Facet, Setting, Values, attribute
 
 
 def _threads() -> Values:
+    # A dummy thread belongs to a C library, for example autograd; it has called into Python once.
     real = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
     return {t.name: t.ident for t in real if t is not threading.main_thread()}
 
@@ -63,6 +64,7 @@ FACETS = (
         Setting("breakpointhook", *attribute(sys, "breakpointhook")),
         Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
         Setting("switch interval", sys.getswitchinterval, sys.setswitchinterval),
+        # `threading.stack_size` both reads and sets the value.
         Setting("stack size of threads", threading.stack_size, threading.stack_size),
         Setting("dlopen flags", sys.getdlopenflags, sys.setdlopenflags),
         Setting("longest integer text", sys.get_int_max_str_digits, sys.set_int_max_str_digits),

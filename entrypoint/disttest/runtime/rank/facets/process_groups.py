@@ -80,6 +80,7 @@ def _restore(name: str, then: Any) -> bool:
     if group is None or then is MISSING or then.id != id(group):
         return False
     if then.limit_s is not None:
+        # No public name as of torch 2.13.
         _c10d()._set_pg_timeout(timedelta(seconds=then.limit_s), group)
     if then.store_limit_s is not None:
         _c10d()._get_default_store().set_timeout(timedelta(seconds=then.store_limit_s))

@@ -92,6 +92,7 @@ def _limit(name: str) -> Setting:
 
 
 def _wakeup_descriptor() -> int:
+    # Python has no way to read the descriptor without replacing it.
     fd = signal.set_wakeup_fd(-1)
     if fd != -1:
         signal.set_wakeup_fd(fd)

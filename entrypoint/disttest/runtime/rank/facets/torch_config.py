@@ -16,6 +16,7 @@ from disttest.runtime.rank.facets import context
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, is_same
 
 _MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+# torch marks a setting without an override with this private object.
 _UNSET = _config_module._UNSET_SENTINEL
 # Setting -> torch's entry for it, of the modules seen so far.
 _entries: dict[str, Any] = {}
