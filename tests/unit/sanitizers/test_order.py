@@ -261,7 +261,7 @@ class TestNeverWaited:
 
         assert finding.kind == OrderFindingKind.NEVER_WAITED
         assert finding.message == (
-            "ranks 0,1 never wait for all_reduce SUM of float32[4] at a.py:9: its handle is thrown away"
+            "ranks 0,1 never wait for all_reduce SUM of float32[4] at a.py:9: its handle is discarded"
         )
 
 

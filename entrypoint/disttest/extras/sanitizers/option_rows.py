@@ -9,7 +9,7 @@ from disttest.options.values import RATIO, Type, text
 SANITIZE = of_every_run(
     "sanitize",
     Type(form=FORM, parse=parse_chosen, show=show_chosen),
-    "Look for more faults in tests that pass; a finding fails the test, or with :warn is a warning beside its verdict.",
+    "Look for more faults in tests that pass; a finding fails the test, or is a warning with :warn.",
     # A warning by default: a finding has passed on this backend.
     default=(Chosen(name="order", fails=False),),
     repeated=True,
@@ -22,7 +22,7 @@ OPTIONS = (
     _diverge(
         "tolerance",
         RATIO,
-        "How much numbers may differ, as a share of their size.",
+        "Relative tolerance of numbers.",
         otherwise="every bit counts",
     ),
 )

@@ -12,9 +12,9 @@ from disttest.extras.sanitizers.sanitizer import Consequence
 from disttest.model import PluginFinding, RankCalls, SeenCall, rank_names
 
 _UNLIKE = Consequence(
-    "Ranks meet by the numbers of groups: gloo passes as long as no two ranks meet under different ones; the next group, or "
-    "the first collective over NCCL, hangs or connects the wrong ranks.",
-    "Make all groups on all ranks in one order, also on those that will not be members, or pass "
+    "Ranks meet by the numbers of groups. gloo passes as long as no two ranks meet under different numbers. The next group, "
+    "or the first collective over NCCL, hangs or connects the wrong ranks.",
+    "Make all groups on all ranks in the same order, also on ranks that are not members, or pass "
     "use_local_synchronization=True.",
 )
 

@@ -15,35 +15,34 @@ from disttest.model import PluginFinding, rank_names
 from disttest.observe import Spec
 
 _OPERATION = Consequence(
-    "As long as nobody waits for them both go unnoticed over gloo; whoever waits hangs, and NCCL hangs or mixes up their "
-    "data.",
-    "Make all ranks of the group call the same collectives in the same order; a condition around one of them must be true "
+    "Over gloo the mismatch goes unnoticed until a rank waits, which hangs. NCCL hangs, or mixes up their data.",
+    "Call the same collectives in the same order on all ranks of the group. A condition around one of them must be true "
     "on all ranks or on none.",
 )
 _REDUCTION = Consequence(
-    "Every rank reduces by an operation of its own: gloo and NCCL let it pass, and the numbers are wrong.",
-    "Call it with the same operation on all ranks.",
+    "Each rank applies another reduction. gloo and NCCL do not notice, and the numbers are wrong.",
+    "Pass the same reduce operation on all ranks.",
 )
 _ROOT = Consequence(
-    "Each root waits for ranks that wait for another one: gloo and NCCL hang as soon as somebody waits, or data come from "
-    "the wrong rank.",
-    "Give all ranks the same root, as a rank of the default group unless it is given as group_src or group_dst.",
+    "Each root waits for ranks that wait for another root. gloo and NCCL hang at the first wait, or data come from the "
+    "wrong rank.",
+    "Pass the same root on all ranks, as a rank of the default group unless it is given as group_src or group_dst.",
 )
 _DTYPE = Consequence(
-    "The bytes of one type are read as those of the other: gloo and NCCL let it pass where elements have the same size, and "
-    "the numbers are wrong; other sizes abort or hang.",
+    "The bytes of one type are read as the other one. If elements have the same size, gloo and NCCL do not notice, and the "
+    "numbers are wrong. Other sizes abort or hang.",
     "Convert the tensor to one dtype on all ranks before the call.",
 )
 _SHAPE = Consequence(
-    "Elements are paired in the order of memory, whatever the shapes say: gloo and NCCL let it pass where there are as many "
-    "of them, and the numbers are wrong; other sizes abort, hang or are cut off.",
-    "Give the tensor the same shape on all ranks; flatten it on all of them if the order of memory is what is meant.",
+    "Elements are paired in memory order, whatever the shapes are. With equal numbers of elements gloo and NCCL do not "
+    "notice, and the numbers are wrong. Other sizes abort, hang or are cut off.",
+    "Use the same shape on all ranks; flatten the tensor on all ranks if memory order is intended.",
 )
 
 _SPLITS = Consequence(
-    "Gloo lets it pass where the receiver expects more than it is sent, and the rest of its tensor is left as it was; other "
-    "sizes abort or hang, and NCCL hangs.",
-    "Make the rows that each rank gives to another one the rows that this one takes from it: exchange the sizes first.",
+    "If the receiver expects more than is sent, gloo leaves the rest of its tensor unchanged. Other sizes abort or hang, and "
+    "NCCL hangs.",
+    "Exchange the sizes first, so that each rank expects as many rows as the other one sends.",
 )
 
 _SAME_SHAPES = frozenset({"allreduce", "allreduce_coalesced", "broadcast", "reduce"})

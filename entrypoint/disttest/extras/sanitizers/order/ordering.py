@@ -28,21 +28,19 @@ _MOST_STOPS = 1_000
 
 _ADVICE = {
     OrderFindingKind.GROUP_ORDER: Consequence(
-        "Gloo passes, since it runs the calls of different groups side by side. Over NCCL each rank's GPU may be busy with "
-        "its first call, which waits for the others: a deadlock, that comes and goes with the load.",
+        "gloo passes, since it runs calls of different groups in parallel. Over NCCL the GPU of each rank may be busy with its "
+        "first call, which waits for the other ranks: a deadlock that depends on the load.",
         "Issue collectives of groups that share ranks in the same order on all of them.",
     ),
     OrderFindingKind.P2P_ORDER: Consequence(
-        "Gloo passes, since it keeps calls of different groups and tags apart. NCCL knows no tags and takes messages of two "
-        "ranks in the order of issue: data end up in each other's tensors, or the ranks deadlock.",
-        "Issue sends, receives and collectives in the same order on both ranks, or put messages into one "
-        "batch_isend_irecv.",
+        "gloo passes, since it separates calls by group and tag. NCCL ignores tags and pairs the messages of two ranks in the "
+        "order of issue: data end up in the wrong tensors, or the ranks deadlock.",
+        "Issue sends, receives and collectives in the same order on both ranks, or use one batch_isend_irecv for the messages.",
     ),
     OrderFindingKind.P2P_CYCLE: Consequence(
-        "Gloo passes, since the calls are asynchronous. NCCL makes the communicator of two ranks when the first of them "
-        "calls, and takes their messages one after the other: each waits for the other, a deadlock.",
-        "Put sends and receives that belong together into one batch_isend_irecv, or let one side send first and the other "
-        "receive first.",
+        "gloo passes, since the calls are asynchronous. NCCL makes the communicator of two ranks at the first call and runs "
+        "their messages one after another: each waits for the other, a deadlock.",
+        "Put matching sends and receives into one batch_isend_irecv, or let one side send first and the other receive first.",
     ),
 }
 

@@ -12,19 +12,19 @@ from disttest.extras.sanitizers.sanitizer import Consequence
 from disttest.model import PluginFinding, rank_names
 
 _COLLECTIVE = Consequence(
-    "It goes unnoticed while nobody waits for it; the next collective of the group is paired with it, so that data are mixed "
-    "up or ranks hang, and over NCCL the group is never finished.",
-    "Issue it on all ranks of the group, or on none: look for a condition, a loop of another length, or an early return.",
+    "It goes unnoticed until a rank waits for it. The next collective of the group is paired with it, which mixes up data or "
+    "hangs, and over NCCL the group never finishes.",
+    "Issue it on all ranks of the group or on none; check for a condition, a loop of another length, or an early return.",
 )
 _MESSAGE = Consequence(
-    "It goes unnoticed while nobody waits for it; the next message between the two ranks is paired with it, and over NCCL "
-    "the stream of the two ranks is blocked.",
-    "Give each send a receive on the other rank, with the same group and tag.",
+    "It goes unnoticed until a rank waits for it. The next message between the two ranks is paired with it, and over NCCL "
+    "it blocks their stream.",
+    "Match each send with a receive on the other rank, with the same group and tag.",
 )
 _NEVER_WAITED = Consequence(
-    "Whether its result is there when it is read, and its tensor is still in use when it is written, is luck on every "
-    "backend; if it fails, nobody hears of it.",
-    "Keep the handle and call wait() on it before the tensor is used again, or leave async_op out.",
+    "On any backend the result may be read before it is complete, and the tensor may be written while it is in use. A "
+    "failure of the call is lost.",
+    "Keep the handle and call wait() on it before using the tensor again, or leave async_op out.",
 )
 
 
@@ -78,7 +78,7 @@ def find_never_waited(exchanges: Exchanges, reported: Collection[str] = ()) -> I
         verb = "waits" if len(places) == 1 else "wait"
         yield make_finding(
             OrderFindingKind.NEVER_WAITED,
-            f"{rank_names(places)} never {verb} for {describe(call)}{at(call)}: its handle is thrown away",
+            f"{rank_names(places)} never {verb} for {describe(call)}{at(call)}: its handle is discarded",
             _NEVER_WAITED,
             exchanges,
             {rank: [places[rank]]},

@@ -31,26 +31,26 @@ _WORDINGS = {
     RaceKind.OUTPUT_READ: _Wording(
         "reads the result of",
         "read the result of",
-        "Whether the old value is read, the new one or bytes of both is a matter of time: a wrong number now and then.",
-        "Call wait() on the handle before the result is read; wait() of another call does not do, unless the backend runs calls "
-        "in order (race:nccl).",
+        "Timing decides whether the old value is read, the new one, or bytes of both: sometimes the number is wrong.",
+        "Call wait() on the handle before reading the result. The wait() of another call suffices only if the backend runs "
+        "calls in order (race:nccl).",
     ),
     RaceKind.OUTPUT_WRITTEN: _Wording(
         "writes the result of",
         "write the result of",
-        "What is written is lost, or mixed up with what the call writes, by the time that either takes.",
-        "Call wait() on the handle before the tensor is written, or write to another one.",
+        "Depending on timing, the written value is lost, or mixed with the one that the call writes.",
+        "Call wait() on the handle before writing the tensor, or write to another one.",
     ),
     RaceKind.INPUT_WRITTEN: _Wording(
         "writes the input of",
         "write the input of",
-        "The other ranks get the old value, the new one or bytes of both, by the time that sending takes.",
-        "Call wait() on the handle before the tensor is written again, or give the call a copy of its own (clone()).",
+        "Depending on timing, the other ranks get the old value, the new one, or bytes of both.",
+        "Call wait() on the handle before writing the tensor again, or pass a copy to the call (clone()).",
     ),
     RaceKind.STORAGE_FREED: _Wording(
         "frees the memory of",
         "free the memory of",
-        "The call goes on reading or writing memory that is no longer its own: wrong numbers, or a crash elsewhere.",
+        "The call continues to read or write memory that belongs to other data: wrong numbers, or a crash elsewhere.",
         "Call wait() on the handle before the storage is resized.",
     ),
 }
@@ -102,8 +102,8 @@ def _finding(races: Mapping[int, Race]) -> PluginFinding:
 
 
 _ADVICE_ON_STREAMS = (
-    "wait() of a handle makes the stream wait that is current then, not the thread: have this stream wait for that one "
-    "(wait_stream, or an event), or wait() where this stream is the current one."
+    "wait() makes the current stream wait, not the thread. Make this stream wait for that one (wait_stream, or an event), "
+    "or call wait() while this stream is current."
 )
 
 
@@ -120,7 +120,7 @@ _NO_WAIT = {True: "the wait comes later", False: "nothing in the test waits for 
 
 def _touch(race: Race) -> str:
     if race.kind is RaceKind.INPUT_WRITTEN and race.what == HANDED_OUT:
-        return "its memory is not what it was when numpy got it"
+        return "its memory has changed since numpy got it"
     return race.what
 
 

@@ -33,8 +33,8 @@ _COMPUTING = frozenset({"SUM", "AVG", "PREMUL_SUM", "PRODUCT", ""})
 """Reductions that make new numbers. MIN and MAX may start with infinity on purpose."""
 _WORDS = {"nan": "NaN", "inf": "infinity"}
 _ADVICE = Consequence(
-    "Everything that is computed from it is lost, on all ranks that a reduction gives it to.",
-    "Look at the first place: a division by zero, a logarithm or root of a number below it, or a result too large for its dtype.",
+    "Everything computed from it is invalid, on all ranks that a reduction passes it to.",
+    "Check the first place for a division by zero, a logarithm or root of a negative number, or an overflow of the dtype.",
 )
 
 

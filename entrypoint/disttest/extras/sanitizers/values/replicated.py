@@ -32,33 +32,33 @@ _GIVING_ALL_THE_SAME = frozenset(
 )
 
 _OUTPUT = Consequence(
-    "Whatever is computed from it differs from here on, and no collective says so.",
-    "Look for what writes to the tensor between the call and its wait, and whether all ranks wait before they use it.",
+    "Everything computed from it differs from here on, and no collective reports it.",
+    "Check for writes to the tensor between the call and its wait, and that all ranks wait before they use it.",
 )
 _WROTE = Consequence(
-    "Each rank trains a model of its own: gradients are averaged over models that are not the same.",
-    "Change parameters before DistributedDataParallel wraps the model, or broadcast what was changed.",
+    "Each rank trains another model: gradients are averaged over different models.",
+    "Change parameters before DistributedDataParallel wraps the model, or broadcast the changes.",
 )
 _BEGAN = Consequence(
-    "Each rank trains a model of its own: gradients are averaged over models that are not the same.",
-    "Make the model with the same seed on all ranks, or broadcast its parameters before the first step.",
+    "Each rank trains another model: gradients are averaged over different models.",
+    "Build the model with the same seed on all ranks, or broadcast its parameters before the first step.",
 )
 _GRADIENT = Consequence(
-    "Each rank trains a model of its own from this step on.",
-    "See that this gradient is reduced over these ranks before the step: that it is used through the wrapped model's "
-    "forward, outside no_sync, was there when it was wrapped, and is not read before the wait.",
+    "Each rank trains another model from this step on.",
+    "Make sure that this gradient is reduced over these ranks before the step: use the parameter through the wrapped "
+    "model's forward, outside no_sync; create it before wrapping; do not read the gradient before the wait.",
 )
 _STEP = Consequence(
-    "Each rank trains a model of its own from this step on.",
-    "Their gradients were the same: look for settings or state of the optimizer that differ, and for writes to the parameter.",
+    "Each rank trains another model from this step on.",
+    "The gradients were equal: check for differences in settings or state of the optimizer, and for writes to the parameter.",
 )
 _SHARED = Consequence(
-    "Each rank trains a model of its own from this step on.",
-    "Each rank steps a part of the parameters: see that it sends every one of them to the others before they are used.",
+    "Each rank trains another model from this step on.",
+    "Each rank steps a part of the parameters: make sure that it sends all of them to the others before they are used.",
 )
 _BUFFER = Consequence(
-    "Ranks judge one model differently: metrics depend on who computes them, and a checkpoint on who writes it.",
-    "Evaluate through the wrapped model with broadcast_buffers on, broadcast buffers before, or use SyncBatchNorm.",
+    "Ranks evaluate different models: metrics and checkpoints depend on the rank that computes or writes them.",
+    "Evaluate through the wrapped model with broadcast_buffers=True, broadcast the buffers first, or use SyncBatchNorm.",
 )
 
 

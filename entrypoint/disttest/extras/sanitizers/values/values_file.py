@@ -72,7 +72,7 @@ def read_recordings(path: Path) -> tuple[ValuesFile, ...]:
         for found in sorted(path.glob(f"logs/*/attempt-*/{FILE_NAME}"), key=_attempt)
     }
     if not last:
-        raise UsageError(f"{path} has no recording of values: run its tests with --sanitize values")
+        raise UsageError(f"{path} has no recording of values; run the tests with --sanitize values")
     return tuple(sorted(map(_read, last.values()), key=lambda recording: recording.nodeid))
 
 
@@ -91,7 +91,7 @@ def _read(path: Path) -> ValuesFile:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no recording of values: {error}") from error
+        raise UsageError(f"{path} is not a recording of values: {error}") from error
 
 
 class _Version(msgspec.Struct):
