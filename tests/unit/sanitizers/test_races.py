@@ -136,8 +136,8 @@ def test_what_was_handed_out_has_changed_and_nobody_waits():
     )
 
     assert finding.message == (
-        "rank 1 writes the input of all_reduce SUM of float32[4] at test_x.py:3 while it is pending: its memory is not what "
-        "it was when numpy got it at test_x.py:4 in another thread; nothing in the test waits for it"
+        "rank 1 writes the input of all_reduce SUM of float32[4] at test_x.py:3 while it is pending: its memory has "
+        "changed since numpy got it at test_x.py:4 in another thread; nothing in the test waits for it"
     )
     assert [each.window for each in finding.orders[0].calls] == [
         WindowEdge.OPENS,

@@ -578,7 +578,7 @@ class TestDiverge:
 
     @pytest.mark.parametrize(
         ("data", "says"),
-        [(b"{}", "no recording"), (b"\xff", "no recording"), (b'{"version": 2}', "format 2")],
+        [(b"{}", "not a recording"), (b"\xff", "not a recording"), (b'{"version": 2}', "format 2")],
     )
     def test_what_is_none(self, tmp_path, data, says):
         (tmp_path / FILE_NAME).write_bytes(data)
