@@ -69,7 +69,7 @@ RENDERING_LEAST_S = 2.0
 """Least time for rendering, for an ordinary test that has used up its own limit."""
 RENDERING_NEXT_S = 1.0
 """Time to render each further value after the limit has passed."""
-PHASE_TOLD_S = 0.05
+PHASE_REPORT_S = 0.05
 """A phase that took longer is reported immediately. If a later phase hangs, the earlier result is not lost."""
 
 NO_LIMIT_S = 20 * 24 * 3600.0

@@ -31,9 +31,9 @@ from disttest.options.values import spell_out
 from disttest.plugin_manager import plugin_manager
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import early_skips
-from disttest.runtime.controller.expand import expand, expand_late, repeat_each, tell_apart
+from disttest.runtime.controller.expand import expand, expand_late, make_ids_unique, repeat_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
-from disttest.runtime.controller.orders import ParentOrder
+from disttest.runtime.controller.orders import ForkSourceOrder
 from disttest.runtime.controller.ordinary import stop_of_test
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
@@ -232,7 +232,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"disttest: {error}") from None
     repeat_each(items, run.options.repeat)
     if config.getoption("disttest_supervised") or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
-        tell_apart(items)
+        make_ids_unique(items)
     run.keep_selected(items)
 
 
@@ -299,14 +299,14 @@ def _run_tests(session: pytest.Session) -> bool | None:
     # Ordinary tests may start threads and touch CUDA in this process, after which forking it is unsafe.
     run = session.config.stash[RUN]
     run.leave_if_copy()
-    if isinstance(run.rank_order, ParentOrder):
-        from disttest.runtime.controller.parents import serve_collected
+    if isinstance(run.rank_order, ForkSourceOrder):
+        from disttest.runtime.controller.fork_sources import serve_collected
 
         serve_collected(session, run.rank_order, run.hazard_watch.judge(on_gpus=run.host.device != "cpu"))
     if run.rank_order is not None:
-        from disttest.runtime.controller.starters import be_a_rank
+        from disttest.runtime.controller.starters import run_as_rank
 
-        be_a_rank(session, run.rank_order, run.errors)
+        run_as_rank(session, run.rank_order, run.errors)
     if plugin_manager().call("disttest_run_session", session=session):
         return True
     apart = run.recorder is not None and run.devices is not None

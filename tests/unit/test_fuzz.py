@@ -231,7 +231,7 @@ def test_lines_that_can_not_be_read_are_counted(tmp_path: Path) -> None:
 
     notes = fold(read_events(tmp_path / FILE_NAME)).notes
 
-    assert len(notes) == journals.MOST_TOLD + 1
+    assert len(notes) == journals.MOST_REPORTED + 1
     assert notes[-1] == "events.jsonl: 900 more lines skipped, not events"
 
 

@@ -17,7 +17,7 @@ from disttest.reports.annotations import render_annotations
 from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 from disttest.reports.terminal import print_final
 from disttest.reports.text import count
-from disttest.results.conclusion import Demands, settle
+from disttest.results.conclusion import Demands, final_exit_code
 from disttest.results.directory import short_path
 from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult
@@ -62,7 +62,7 @@ def finish_run(
     else:
         click.echo(f"disttest: no test ran; {short_path(results)} still has the results of the run before")
     demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken, lost=lost)
-    code = settle(run.exit_code, demands)
+    code = final_exit_code(run.exit_code, demands)
     if code and code != run.exit_code:
         reasons = (*lost, *broken, *idle)
         record_end(results / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=reasons)

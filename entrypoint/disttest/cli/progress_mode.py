@@ -64,7 +64,7 @@ class ProgressMode:
     @property
     def owes_failures(self) -> bool:
         """Whether failures have not been printed in full by the end of the run."""
-        return self.view is not None and not self.view.tells_failures
+        return self.view is not None and not self.view.shows_failures
 
 
 def choose_progress(

@@ -95,7 +95,7 @@ class TestCase(Frozen):
         return self.collected_as or self.nodeid
 
     @property
-    def words_of_reuse(self) -> str:
+    def reuse_text(self) -> str:
         """Whether its class reuses ranks or starts new ones, with the reason; empty if not applicable."""
         return "reused" if self.reuses_ranks else f"new: {why}" if (why := self.new_ranks_because) else ""
 

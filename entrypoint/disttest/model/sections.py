@@ -54,7 +54,7 @@ class HangCause(Frozen):
     message: str
     """One line: the finding."""
     advice: str = ""
-    """What to do next."""
+    """The next step."""
     culprit: int | None = None
     """The rank for which all others wait, if it is exactly one."""
     ends: bool = False

@@ -69,7 +69,7 @@ class PluginFinding(Frozen):
     effect: str
     """Consequence, and the affected backends."""
     advice: str
-    """What to do next."""
+    """The next step."""
     fails: bool = False
     """Whether it fails the test; otherwise it is a warning next to the verdict."""
     orders: tuple[RankCalls, ...] = ()

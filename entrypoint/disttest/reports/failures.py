@@ -95,7 +95,7 @@ class FailurePrinter:
     def _end_of_log(self, result: TestResult) -> str:
         speaker = next((rank for rank in result.ranks if rank.rank == result.culprit), None)
         speaker = speaker or next(iter(result.ranks), None)
-        text = self._logs.own_words(speaker.log, MAX_LOG) if speaker else ""
+        text = self._logs.own_output(speaker.log, MAX_LOG) if speaker else ""
         return f"end of the log of {rank_name(speaker.rank)}:\n{text}" if speaker and text else ""
 
     def _print_evidence(self, text: str) -> None:

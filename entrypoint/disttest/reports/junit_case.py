@@ -140,8 +140,8 @@ class Cases:
             return
         if outcome.test.world:
             yield f"world: {outcome.test.world}, {outcome.test.isolation}"
-        if outcome.test.words_of_reuse:
-            yield f"ranks: {outcome.test.words_of_reuse}"
+        if outcome.test.reuse_text:
+            yield f"ranks: {outcome.test.reuse_text}"
         for attempt in outcome.attempts:
             if len(outcome.attempts) > 1:
                 yield f"===== attempt {attempt.attempt}: {attempt.outcome}: {_message(attempt)} ====="

@@ -22,7 +22,7 @@ from disttest.results.events import AnyEvent, CollectionFailed, Noted, TestFinis
 class LiveView:
     """View for a terminal: failures scroll by, with the progress bar and the running worlds below."""
 
-    tells_failures = False
+    shows_failures = False
 
     def __init__(self, console: Console, *, expect: Expect | None = None) -> None:
         self._progress = Progress(expect=expect)

@@ -67,7 +67,7 @@ class LogFolder:
         finally:
             os.close(fd)
 
-    def own_words(self, log: str, limit: int) -> str:
+    def own_output(self, log: str, limit: int) -> str:
         """Return the end of a rank's own output, up to ``limit`` characters; empty if there is none."""
         excerpt = self.excerpt(log, head_bytes=0, tail_bytes=_READ)
         text = without_stacks(excerpt.tail or excerpt.head) if excerpt else ""

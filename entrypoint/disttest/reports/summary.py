@@ -191,7 +191,7 @@ class _Summary:
     def log_tail(self, rank: RankRecord) -> Iterator[str]:
         if not self.detail.log:
             return
-        if told := self.logs.own_words(rank.log, self.detail.log):
+        if told := self.logs.own_output(rank.log, self.detail.log):
             yield f"Log of {rank_name(rank.rank)}, its end:"
             yield ""
             yield from fenced(told)

@@ -32,7 +32,7 @@ from disttest.results.repeat import further_commands, repeat_command
 class RunView(Protocol):
     """A view of a running run."""
 
-    tells_failures: bool
+    shows_failures: bool
     """Whether each failure is shown in full when it occurs, so that the end need not repeat it."""
 
     def take(self, event: AnyEvent) -> None:
@@ -51,7 +51,7 @@ class RunView(Protocol):
 class PlainView:
     """View for logs: one block per test. On GitHub passed tests are folded, suite by suite."""
 
-    tells_failures = True
+    shows_failures = True
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ def _word(outcome: TestOutcome, kind: str) -> str:
 class RelayView:
     """Pass pytest's own output on as it comes, so that pytest never waits for a slow reader."""
 
-    tells_failures = True
+    shows_failures = True
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -86,7 +86,7 @@ def conclude(facts: Facts) -> Conclusion:
         return Conclusion(ExitCode.DEADLINE, facts.deadline)
     if facts.process is not None and (early := _ended_early(facts.process, facts.reason)) is not None:
         return early
-    code = _came_to(facts)
+    code = _exit_code_of(facts)
     if code == ExitCode.NOTHING_COLLECTED and facts.uncalled:
         return Conclusion(code, facts.reason or NO_TEST_RAN)
     return Conclusion(code, facts.reason)
@@ -122,7 +122,7 @@ def _ended_early(process: Process, reason: str) -> Conclusion | None:
 _PYTESTS = (*range(6), ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE)
 
 
-def _came_to(facts: Facts) -> ExitCode:
+def _exit_code_of(facts: Facts) -> ExitCode:
     if facts.uncollected:
         return ExitCode.INTERRUPTED
     if facts.failed:
@@ -180,7 +180,7 @@ class Demands(Frozen):
     """Reports that could not be written."""
 
 
-def settle(exit_code: int, demands: Demands) -> int:
+def final_exit_code(exit_code: int, demands: Demands) -> int:
     """Return the exit code of a command whose run ended with ``exit_code``; only a green run can be turned red."""
     if exit_code == ExitCode.NOTHING_COLLECTED and demands.nothing_is_fine:
         exit_code = ExitCode.PASSED

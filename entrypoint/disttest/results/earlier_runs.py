@@ -60,7 +60,7 @@ def put_back(path: Path, earlier: Path) -> None:
     shutil.rmtree(earlier)
 
 
-def kept_aside(path: Path) -> list[Path]:
+def earlier_results(path: Path) -> list[Path]:
     """List the earlier results that :func:`keep_earlier_run` has moved away, newest first.
 
     Each is named for the time of its own journal: a user renames a folder to keep it.

@@ -31,7 +31,7 @@ FILE_NAME = "events.jsonl"
 _NAMES = ("nodeid", "slug", "log")
 
 _BLOCK = 1 << 20
-MOST_TOLD = 100
+MOST_REPORTED = 100
 """Maximum number of unreadable lines that are reported one by one."""
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
@@ -213,7 +213,7 @@ class JournalFollower:
         for number, read in self.new_lines(last=last):
             if isinstance(read, str):
                 self._unreadable += 1
-                if self._unreadable > MOST_TOLD:
+                if self._unreadable > MOST_REPORTED:
                     continue
                 read = Noted(at_s=self._at_s, message=f"{self._name}:{number}: skipped, {read}")
             self._at_s = read.at_s
@@ -236,7 +236,7 @@ class JournalFollower:
         """Finish: yield the remaining events, including a last line that is cut, and close the file."""
         with self._file:
             yield from self.new_events(last=True)
-        if (more := self._unreadable - MOST_TOLD) > 0:
+        if (more := self._unreadable - MOST_REPORTED) > 0:
             yield Noted(at_s=self._at_s, message=f"{self._name}: {more} more lines skipped, not events")
 
     def let_go(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from disttest.results.directory import DirectoryInUse, no_run_writes, short_path
-from disttest.results.earlier_runs import kept_aside
+from disttest.results.earlier_runs import earlier_results
 
 
 def remove_old(path: Path, keep: int, say: Callable[[str], None]) -> None:
@@ -18,7 +18,7 @@ def remove_old(path: Path, keep: int, say: Callable[[str], None]) -> None:
         keep: number of earlier results to keep.
         say: receives one line about results that cannot be deleted; the next run tries again.
     """
-    for folder in kept_aside(path)[keep:]:
+    for folder in earlier_results(path)[keep:]:
         try:
             with no_run_writes(folder):
                 shutil.rmtree(folder)

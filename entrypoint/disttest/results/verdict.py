@@ -231,7 +231,7 @@ def _accuse(ranks: Sequence[RankRecord]) -> _Decision:
     awaited = raised or _awaited_by(first, ranks)
     if awaited is None:
         return outcome, first.phase, accusation, first
-    what = _tell_in_flight(raised, size) if raised else _tell_absent(awaited, first, size)
+    what = _describe_in_flight(raised, size) if raised else _describe_absent(awaited, first, size)
     return outcome, first.phase, f"{what}; rank {first.rank} then failed: {first.message}", awaited
 
 
@@ -249,7 +249,7 @@ def _awaited_by(first: RankRecord, ranks: Sequence[RankRecord]) -> RankRecord | 
     return chain[-1] if len(chain) > 1 else None
 
 
-def _tell_absent(awaited: RankRecord, waiter: RankRecord, size: int) -> str:
+def _describe_absent(awaited: RankRecord, waiter: RankRecord, size: int) -> str:
     return f"rank {awaited.rank} of {size} did not join a call of rank {waiter.rank}: {whereabouts(awaited)}"
 
 
@@ -331,12 +331,12 @@ def _explain_hang(
     return (
         outcome,
         first.phase,
-        f"{_tell_in_flight(first, len(ranks))}: {message}",
+        f"{_describe_in_flight(first, len(ranks))}: {message}",
         first if alone else culprit,
     )
 
 
-def _tell_in_flight(record: RankRecord, size: int) -> str:
+def _describe_in_flight(record: RankRecord, size: int) -> str:
     return f"rank {record.rank} of {size} raised {record.in_flight}, and had not handled it yet"
 
 

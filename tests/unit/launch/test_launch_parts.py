@@ -14,7 +14,7 @@ from disttest.errors import EngineError, UsageError
 from disttest.extras.container.container_environment import choose_environment
 from disttest.extras.container.container_spec import LaunchSpec
 from disttest.extras.container.endpoints import connection_arguments, endpoints
-from disttest.extras.container.engine import EngineFacts, is_passing, read_facts, split_tag
+from disttest.extras.container.engine import EngineFacts, is_passing, read_state, split_tag
 from disttest.extras.container.gpus import HostGpu
 from disttest.extras.container.launch_host import usable
 from disttest.extras.container.launching import end_of
@@ -138,21 +138,21 @@ def test_facts_of_docker_with_cdi() -> None:
             {"Source": "cdi", "ID": "x.com/y=0"},
         ],
     }
-    facts = read_facts(info, {"Version": "28"}, base_url="http+docker://localhost")
+    facts = read_state(info, {"Version": "28"}, base_url="http+docker://localhost")
     assert (facts.name, facts.rootless, facts.memory_bytes, facts.local) == ("docker", True, 5, True)
     assert (facts.gpus.cdi, facts.gpus.runtime) == (("nvidia.com/gpu=0",), True)
 
 
 def test_facts_of_podman_elsewhere() -> None:
     version = {"Components": [{"Name": "Podman Engine"}], "Version": "5"}
-    facts = read_facts({"Runtimes": None, "SecurityOptions": None}, version, base_url="http://far:2375")
+    facts = read_state({"Runtimes": None, "SecurityOptions": None}, version, base_url="http://far:2375")
     assert (facts.name, facts.gpus.podman, facts.local) == ("podman", True, False)
 
 
 def test_podman_4_3_says_in_a_place_of_its_own_that_it_is_rootless() -> None:
     """Recorded from Debian 12's: its SecurityOptions do not say so."""
     answers = json.loads((FIXTURES / "engines" / "podman-4.3-rootless.json").read_text())
-    facts = read_facts(answers["info"], answers["version"], base_url="http+docker://localhost")
+    facts = read_state(answers["info"], answers["version"], base_url="http+docker://localhost")
     assert (facts.name, facts.version, facts.rootless) == ("podman", "4.3.1", True)
     # The container's root is the user: any other number would be one of the user's sub-uids.
     assert choose_user("auto", owner=OWNER, facts=facts) == "0:0"
@@ -162,7 +162,7 @@ def test_podman_4_3_says_in_a_place_of_its_own_that_it_is_rootless() -> None:
 def test_podman_of_root_is_not_rootless() -> None:
     answers = json.loads((FIXTURES / "engines" / "podman-4.3-rootless.json").read_text())
     info = answers["info"] | {"Rootless": False}
-    assert not read_facts(info, answers["version"], base_url="http+docker://localhost").rootless
+    assert not read_state(info, answers["version"], base_url="http+docker://localhost").rootless
 
 
 @pytest.mark.parametrize(

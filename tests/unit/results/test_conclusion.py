@@ -21,8 +21,8 @@ from disttest.results.conclusion import (
     Process,
     conclude,
     facts_of,
+    final_exit_code,
     join_exit_codes,
-    settle,
 )
 from disttest.results.events import CollectionFailed
 from disttest.results.fold import fold
@@ -111,7 +111,7 @@ def test_a_process_that_says_green_is_checked():
     ],
 )
 def test_what_a_command_asks_beyond_it(code, demands, settled):
-    assert settled == settle(code, Demands(**demands))
+    assert settled == final_exit_code(code, Demands(**demands))
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,10 @@ def ask_engine(client: docker.DockerClient) -> EngineFacts:
         EngineError: it does not answer.
     """
     with engine_errors("asking the engine"):
-        return read_facts(client.info(), client.version(), base_url=client.api.base_url)
+        return read_state(client.info(), client.version(), base_url=client.api.base_url)
 
 
-def read_facts(info: Mapping[str, Any], version: Mapping[str, Any], *, base_url: str) -> EngineFacts:
+def read_state(info: Mapping[str, Any], version: Mapping[str, Any], *, base_url: str) -> EngineFacts:
     """Read the properties from the engine's answers."""
     components = " ".join(str(part.get("Name", "")) for part in version.get("Components") or ())
     podman = "podman" in components.lower()

@@ -20,7 +20,7 @@ from disttest.extras.replay.replay_verdict import RecordedOutcome, Replayed, jud
 from disttest.host.compute_threads import allow_threads
 from disttest.model import Outcome
 from disttest.options.environment import add_to_environment
-from disttest.runtime.rank import hygiene
+from disttest.runtime.rank import state_snapshot
 from disttest.runtime.rank.bridge import message_of, outcome_of
 from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.rank import make_default_group
@@ -81,7 +81,7 @@ def _become(head: Head, scratch: Path) -> None:
     add_to_environment(head.environment)
     torch.set_num_threads(int(head.environment.get("OMP_NUM_THREADS", "1")))
     provide_world(lambda: _world(head, scratch), lambda: scratch)
-    hygiene.reseed(head.seed)
+    state_snapshot.reseed(head.seed)
 
 
 def _world(head: Head, scratch: Path) -> World:

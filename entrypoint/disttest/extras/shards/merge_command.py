@@ -16,7 +16,7 @@ from disttest.extras.shards.shard_plan import Plan, decode_plan
 from disttest.extras.shards.shard_sources import find_plan
 from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
-from disttest.results.conclusion import Demands, settle
+from disttest.results.conclusion import Demands, final_exit_code
 from disttest.results.directory import claim
 from disttest.results.floors import check_floors, make_floors
 from disttest.results.fold import RunResult
@@ -59,7 +59,7 @@ def merge_command(write_reports: Write) -> click.Command:
         for message in broken:
             warn(message)
         click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
-        code = settle(run.exit_code, Demands(broken=broken))
+        code = final_exit_code(run.exit_code, Demands(broken=broken))
         if code != run.exit_code:
             record_end(into / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=broken)
         click.get_current_context().exit(code)

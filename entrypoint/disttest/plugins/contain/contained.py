@@ -14,7 +14,7 @@ from disttest.plugins.contain.option_rows import FAST_SPAWN
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
-from disttest.runtime.rank.rank import run_protocol, save, serve_orders, settle_in, shared_fixtures
+from disttest.runtime.rank.rank import run_protocol, save, serve_orders, set_up_child, shared_fixtures
 from disttest.runtime.rank.rank_spec import RankSpec
 
 
@@ -22,7 +22,7 @@ def serve_contained(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
     """Run tests until the supervisor ends this process or is gone. Never returns."""
-    channel = settle_in(spec, channel, session.config)
+    channel = set_up_child(spec, channel, session.config)
     adopt_orphans()
     use_cuda_freely()
     if FAST_SPAWN.of(spec.settings):

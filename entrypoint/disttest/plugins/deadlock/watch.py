@@ -32,7 +32,7 @@ from disttest.plugins.deadlock.snapshot import Snapshot, read_slot
 from disttest.plugins.deadlock.stacks import confirm_rest, confirm_waits
 from disttest.results.verdict import SIZES
 from disttest.runtime.world.attempt import Attempt, RankProgress
-from disttest.runtime.world.evidence import EvidenceSource, tell_stacks
+from disttest.runtime.world.evidence import EvidenceSource, collect_stacks
 from disttest.runtime.world.rank_watch import RankWatch
 
 _STILL = 5
@@ -194,7 +194,7 @@ class DeadlockWatch(RankWatch):
         """Return whether the stacks confirm the waits on the board."""
         present = _present(attempt, situation)
         sources = self._sources()
-        told = tell_stacks([sources[progress.rank] for progress in present], limit_s=STACKS_S)
+        told = collect_stacks([sources[progress.rank] for progress in present], limit_s=STACKS_S)
         stacks = {progress.rank: text for progress, text in zip(present, told, strict=True)}
         if any(self._slot(attempt, p) != slot for p, slot in zip(attempt.ranks, self._slots, strict=True)):
             return False

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from disttest.runtime.messages.protocol import Variables
-from disttest.runtime.rank import hygiene
+from disttest.runtime.rank import state_snapshot
 from disttest.runtime.rank.facets.facet import is_same
 from disttest.runtime.rank.module_watch import ModuleWatch, Numbers
 
@@ -26,7 +26,7 @@ class Inheritance:
     def changed(self) -> str:
         """Name a difference between the state that a fork would inherit now and then; empty if there is none."""
         now = self._seen = _facts()
-        for kind in (now.keys() | self._facts.keys()) - {hygiene.ENVIRONMENT}:
+        for kind in (now.keys() | self._facts.keys()) - {state_snapshot.ENVIRONMENT}:
             if not is_same(now.get(kind), self._facts.get(kind)):
                 return kind
         new = sys.modules.keys() - self._loaded
@@ -39,11 +39,13 @@ class Inheritance:
 
     def take_variables(self) -> Variables:
         """Return the changes of environment variables since the last call, which living ranks can be notified of."""
-        then, now = self._facts[hygiene.ENVIRONMENT], self._seen[hygiene.ENVIRONMENT]
-        self._facts = {**self._facts, hygiene.ENVIRONMENT: now}
+        then, now = self._facts[state_snapshot.ENVIRONMENT], self._seen[state_snapshot.ENVIRONMENT]
+        self._facts = {**self._facts, state_snapshot.ENVIRONMENT: now}
         names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         return tuple((name, now.get(name)) for name in names)
 
 
-def _facts() -> hygiene.Facts:
-    return {kind: values for kind, values in hygiene.read_facts().items() if kind not in _NOT_INHERITED}
+def _facts() -> state_snapshot.Facts:
+    return {
+        kind: values for kind, values in state_snapshot.read_state().items() if kind not in _NOT_INHERITED
+    }

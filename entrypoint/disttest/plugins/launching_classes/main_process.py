@@ -20,7 +20,7 @@ from disttest.runtime.controller.wanted_worlds import ranks_may_differ
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output
-from disttest.runtime.rank.rank import run_protocol, save, serve_orders, settle_in
+from disttest.runtime.rank.rank import run_protocol, save, serve_orders, set_up_child
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.testing.hosting import provide_host
 
@@ -30,7 +30,7 @@ def serve_main(
 ) -> None:
     """Run tests until the world ends this process or is gone. Never returns."""
     # One thread: a pool of compute threads in this process would make forking unsafe.
-    channel = settle_in(msgspec.structs.replace(spec, threads=1), channel, session.config)
+    channel = set_up_child(msgspec.structs.replace(spec, threads=1), channel, session.config)
     adopt_orphans()
     os.environ.update(spec.machine_environment())  # noqa: TID251
     host = ForkHost(spec, channel, session.config, {**SKIP_MESSAGES, **torch_skips()})

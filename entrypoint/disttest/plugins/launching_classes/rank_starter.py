@@ -11,12 +11,12 @@ import pytest
 from disttest.host.process import die_with_parent, fork_child, leave
 from disttest.plugin_manager import plugin_manager
 from disttest.plugins.launching_classes.account import Account
-from disttest.plugins.launching_classes.ranks import account_for, settle_in
+from disttest.plugins.launching_classes.ranks import account_for, set_up_child
 from disttest.plugins.launching_classes.team import Rank, Team
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import Channel, RankReady, TestDone
 from disttest.runtime.rank import flight
-from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
+from disttest.runtime.rank.child import close_in_forks, with_high_descriptor
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import leave_waits, watch_waits
 from disttest.runtime.world.evidence import EvidenceSource
@@ -56,9 +56,9 @@ class RankStarter:
             die_with_parent(parent)
             for channel in foreign:
                 channel.close()
-            mine = out_of_the_way(theirs)
-            belong_to_this_process(mine)
-            settle_in(config, log, stacks, spec.threads, team.captured)
+            mine = with_high_descriptor(theirs)
+            close_in_forks(mine)
+            set_up_child(config, log, stacks, spec.threads, team.captured)
             flight.answer_questions(questions, rank)
             hold = PhaseCell(held_at, rank).hold if held_at else None
             post_mortem = plugin_manager().call(

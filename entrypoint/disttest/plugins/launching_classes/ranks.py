@@ -14,7 +14,7 @@ import pytest
 from disttest.descriptors import point_output_at
 from disttest.plugins.launching_classes.account import Account, ChannelPipe, run_to_exit_code
 from disttest.runtime.messages.protocol import Channel, TestDone
-from disttest.runtime.rank import flight, hygiene, watchdog
+from disttest.runtime.rank import flight, state_snapshot, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely
 from disttest.runtime.rank.log_capture import forget_log_capture
 from disttest.runtime.rank.rank import next_order
@@ -31,7 +31,7 @@ def current_account() -> Account | None:
     return _account
 
 
-def settle_in(
+def set_up_child(
     config: pytest.Config, log: Path, stacks: Path, threads: int, captured: Iterable[logging.Logger]
 ) -> None:
     """Prepare a freshly forked rank; ``captured`` are the loggers that pytest listened to when it was forked."""
@@ -42,7 +42,7 @@ def settle_in(
     register_stacks(stacks)
     forget_log_capture(captured)
     renew_libraries(threads)
-    hygiene.reseed(int.from_bytes(os.urandom(4), "little"))
+    state_snapshot.reseed(int.from_bytes(os.urandom(4), "little"))
 
 
 def account_for(channel: Channel, post_mortem: PostMortem | None) -> Account:

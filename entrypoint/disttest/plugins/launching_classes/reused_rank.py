@@ -17,7 +17,7 @@ from disttest.plugins.launching_classes.account import Account, ChannelPipe, run
 from disttest.plugins.launching_classes.inheritance import Inheritance
 from disttest.plugins.launching_classes.ranks import account_for, sending_warnings
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, Variables, clean_text
-from disttest.runtime.rank import flight, hygiene, watchdog
+from disttest.runtime.rank import flight, state_snapshot, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks
 from disttest.runtime.rank.rank import next_order
 from disttest.runtime.rank.waits import begin_waits
@@ -62,7 +62,7 @@ def settle_for_test(config: pytest.Config, stacks: Path, order: RunTest) -> None
     redirect_output(config, Path(order.log))
     register_stacks(stacks)
     os.environ["PYTEST_CURRENT_TEST"] = f"{order.nodeid} (call)"  # noqa: TID251
-    hygiene.reseed(int.from_bytes(os.urandom(4), "little"))
+    state_snapshot.reseed(int.from_bytes(os.urandom(4), "little"))
     flight.note_start()
     begin_waits()
 
@@ -72,7 +72,7 @@ class _State:
 
     def __init__(self, inheritance: Inheritance) -> None:
         gc.freeze()
-        self._facts = hygiene.read_facts()
+        self._facts = state_snapshot.read_state()
         self._inheritance = inheritance
         self.threads: tuple[str, ...] = ()
         """Threads that Python has ended as it does at exit. It cannot start some kinds of threads again."""
@@ -80,7 +80,7 @@ class _State:
     def hear(self, variables: Variables) -> None:
         """Apply changes of the main process's environment, which a new rank would inherit."""
         if variables:
-            self._facts |= hygiene.set_variables(variables)
+            self._facts |= state_snapshot.set_variables(variables)
 
     def left(self, *, skipped: bool) -> tuple[str, ...]:
         """Describe state that a test has left, after restoring what can be restored."""
@@ -88,7 +88,9 @@ class _State:
             _destroy_groups()
         if left := (*self.threads, *_group(), *self._modules_changed(), *watchdog.stop_leftover()):
             return left
-        cleanup = hygiene.clean_up(self._facts, self._facts, pristine=self._facts, shared_fixtures=False)
+        cleanup = state_snapshot.restore_state(
+            self._facts, self._facts, pristine=self._facts, shared_fixtures=False
+        )
         if cleanup.kept or cleanup.store_keys:
             return (*cleanup.kept, *(f"store key {key}" for key in cleanup.store_keys))
         # Otherwise an object in a reference cycle, such as a group, would be destroyed in the middle of another

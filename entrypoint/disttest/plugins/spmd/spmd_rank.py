@@ -18,9 +18,9 @@ from disttest.plugins.spmd.suite_hooks import SuiteSession, is_conftest
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
-from disttest.runtime.rank.own_port import heed_own_port
-from disttest.runtime.rank.own_store import reach_own_store
-from disttest.runtime.rank.rank import Protocol, run_with_plugins, save, serve_orders, settle_in
+from disttest.runtime.rank.own_port import follow_own_port
+from disttest.runtime.rank.own_store import connect_to_own_store
+from disttest.runtime.rank.rank import Protocol, run_with_plugins, save, serve_orders, set_up_child
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import watch_waits
@@ -31,13 +31,13 @@ def serve_spmd(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
     """Run tests until the world ends this process or is gone. Never returns."""
-    channel = settle_in(spec, channel, session.config)
+    channel = set_up_child(spec, channel, session.config)
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)
     watch_waits(spec.watches, spec.place)
     provide_world(_refuse_world, _refuse_world)
-    heed_own_port(spec.master_port)
-    reach_own_store(spec)
+    follow_own_port(spec.master_port)
+    connect_to_own_store(spec)
 
     rank = Rank(spec, session.config, channel)
     plugins = plugin_manager()

@@ -28,8 +28,8 @@ from disttest.planning.timings import Timings
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.verdict import not_run
 from disttest.runtime.controller.device_health import DeviceHealth, Vacated
+from disttest.runtime.controller.fork_sources import ForkSources
 from disttest.runtime.controller.live_output import LiveOutput
-from disttest.runtime.controller.parents import Parents
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.controller.run_recorder import RunRecorder
@@ -66,7 +66,7 @@ class Controller(Listener):
         recorder: RunRecorder,
         workplace: Workplace,
         *,
-        parents: Callable[[], Parents],
+        fork_sources: Callable[[], ForkSources],
         deadline_s: float | None,
         timings: Timings,
         failed_first: bool = False,
@@ -110,7 +110,7 @@ class Controller(Listener):
         self._shared_gpus = SharedGpus(workplace.scratch, recorder.noted)
         self._retries = Retries(options, monotonic)
         self._verdicts = Verdicts(recorder, self._retries, lambda: workplace.results)
-        self._parents = parents
+        self._fork_sources = fork_sources
         self._live = LiveOutput(session.config, lambda: workplace.results)
 
     def run(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> None:
@@ -141,12 +141,12 @@ class Controller(Listener):
             self._scheduler.submit(batch)
         with contextlib.ExitStack() as ending:
             # Create the fork server before a world takes slots.
-            self._parents()
+            self._fork_sources()
             self._enter_plugins(ending)
-            ending.callback(self._verdicts.tell_unresolved)
+            ending.callback(self._verdicts.report_unresolved)
             ending.callback(self._device_health.close)
             ending.callback(self._shared_gpus.finish)
-            ending.enter_context(self._pool.on_duty())
+            ending.enter_context(self._pool.adopting_orphans())
             ending.callback(self._retries.stop)
             self._device_health.begin()
             self._loop()
@@ -238,7 +238,7 @@ class Controller(Listener):
             if batch.shape == ALONE
             else self._devices.threads(batch.shape),
         )
-        world = self._pool.start(batch, slots, order, self._parents().starter_for(batch))
+        world = self._pool.start(batch, slots, order, self._fork_sources().starter_for(batch))
         self._recorder.world_started(world_id, batch.shape, [slot.name for slot in slots], world.child.pid)
         self._marks.mark("starts of worlds")
 
@@ -261,7 +261,7 @@ class Controller(Listener):
             reason = f"{test.nodeid} ended the run: {judged.stop.reason}"
             self._asked = msgspec.structs.replace(judged.stop, reason=reason)
             self._retries.stop()
-        judged = self._retries.settle(judged)
+        judged = self._retries.counted(judged)
         world.pids = tuple(rank.pid for rank in judged.result.ranks) or world.pids
         suspect = self._device_health.suspects(judged.result, world.slots)
         self._verdicts.judged(test, judged, suspect=suspect)

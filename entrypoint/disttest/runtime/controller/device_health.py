@@ -180,7 +180,7 @@ class DeviceHealth:
         """
         gpus = self._watch.advance()
         if gpus is not None:
-            self._settle({gpu.index: gpu for gpu in gpus})
+            self._apply_driver_report({gpu.index: gpu for gpu in gpus})
         elif self._waiting and self._clock() - self._asked_s >= DEVICE_POLL_S:
             self._ask()
         if self._prove is not None and self._prover is None:
@@ -213,7 +213,7 @@ class DeviceHealth:
                 self._devices.lease.leave_to_heirs(slot)
         self._scheduler.ended(world.batch_id, quarantined=world.slots)
 
-    def _settle(self, gpus: Mapping[int, Gpu]) -> None:
+    def _apply_driver_report(self, gpus: Mapping[int, Gpu]) -> None:
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
             if not entry.asked:

@@ -81,7 +81,7 @@ def collected_as(item: pytest.Item) -> str:
 
 
 def repeat_each(items: list[pytest.Item], times: int) -> None:
-    """Repeat each test this many times in a row; :func:`tell_apart` gives the copies their names."""
+    """Repeat each test this many times in a row; :func:`make_ids_unique` gives the copies their names."""
     if times > 1:
         items[:] = [each for item in items for each in (item, *(twin_of(item) for _ in range(times - 1)))]
 
@@ -101,7 +101,7 @@ def twin_of(item: pytest.Item) -> pytest.Item:
     return twin  # type: ignore[no-any-return]
 
 
-def tell_apart(items: Iterable[pytest.Item]) -> None:
+def make_ids_unique(items: Iterable[pytest.Item]) -> None:
     """Give each item a unique id: plugins that repeat tests copy them including their ids."""
     taken: dict[str, pytest.Item] = {}
     for item in items:

@@ -25,7 +25,7 @@ from disttest.limits import KILL_S
 from disttest.model import Frozen
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.messages.protocol import Channel, WorldOrder
-from disttest.runtime.rank.child import speak_into
+from disttest.runtime.rank.child import send_output_to
 from disttest.runtime.world.world_supervisor import RankStarter, make_world
 
 # Bytes of a message; larger content travels in a file.
@@ -91,7 +91,7 @@ _questions = msgspec.json.Decoder(Question)
 _answers = msgspec.json.Decoder(Forked | Reaped)
 
 
-class ParentLost(InfrastructureError):
+class ForkSourceLost(InfrastructureError):
     """A process from which worlds are forked has ended, or could not start."""
 
 
@@ -125,7 +125,7 @@ class ForkLine:
         """Fork a world.
 
         Raises:
-            ParentLost: the parent cannot fork any more.
+            ForkSourceLost: the parent cannot fork any more.
         """
         path = Path(order.world.scratch_dir) / "world.order.json"
         path.write_bytes(msgspec.json.encode(order, enc_hook=str))
@@ -135,7 +135,7 @@ class ForkLine:
         """Fork a child that receives a descriptor.
 
         Raises:
-            ParentLost: the parent cannot fork any more.
+            ForkSourceLost: the parent cannot fork any more.
         """
         answer, fds = self._ask(question, [fd])
         assert isinstance(answer, Forked)
@@ -145,14 +145,14 @@ class ForkLine:
         """Receive one unsolicited message.
 
         Raises:
-            ParentLost: the parent has ended.
+            ForkSourceLost: the parent has ended.
         """
         return self._receive()[0]
 
     def _reap(self, pid: int) -> Exit:
         try:
             answer, _ = self._ask(Reap(pid=pid), [])
-        except ParentLost:
+        except ForkSourceLost:
             return Exit(code=1)
         assert isinstance(answer, Reaped)
         return Exit(code=answer.code, signal=answer.signal)
@@ -162,7 +162,7 @@ class ForkLine:
             # A SOCK_SEQPACKET socket keeps message borders, so one send is one receive.
             socket.send_fds(self.line, [msgspec.json.encode(question)], fds)
         except OSError as error:
-            raise ParentLost(self._end(str(error))) from error
+            raise ForkSourceLost(self._end(str(error))) from error
         answer, passed = self._receive()
         return _answers.decode(answer), passed
 
@@ -170,9 +170,9 @@ class ForkLine:
         try:
             message, passed, _, _ = socket.recv_fds(self.line, _LARGEST, 1)
         except OSError as error:
-            raise ParentLost(self._end(str(error))) from error
+            raise ForkSourceLost(self._end(str(error))) from error
         if not message:
-            raise ParentLost(self._end("it has ended"))
+            raise ForkSourceLost(self._end("it has ended"))
         return message, passed
 
     def _end(self, why: str) -> str:
@@ -246,7 +246,7 @@ def _fork_world(
         line.close()
         order = msgspec.json.decode(path.read_bytes(), type=ForkOrder, dec_hook=lambda kind, text: kind(text))
         # A crash of the world process is explained by this file.
-        speak_into(Path(order.error_log))
+        send_output_to(Path(order.error_log))
         channel = Channel(socket.socket(fileno=channel_fd))
 
         def now() -> float:
@@ -262,7 +262,7 @@ def _fork_collector(
 ) -> Child:
     def collector() -> None:
         line.close()
-        speak_into(Path(question.log))
+        send_output_to(Path(question.log))
         collect(question, line_fd)
 
     return fork_child(collector, new_session=True)

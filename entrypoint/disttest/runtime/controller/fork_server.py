@@ -4,7 +4,7 @@ It has imported torch and pytest and no user code; it has one thread and has not
 forked from it, so that one import serves all of them, and each rank collects the files that it needs. Requests travel
 over a :mod:`line <disttest.runtime.controller.fork_line>`. The controller starts one for a run once it knows that
 forking is unsafe. Files that do not cause the hazard are collected once, by a fork of it
-(:mod:`disttest.runtime.controller.parents`).
+(:mod:`disttest.runtime.controller.fork_sources`).
 
 Whole worlds are forked, not single ranks: ranks stay children of their world, which waits for them and adopts their
 leftovers. A new interpreter for each rank would cost an import of torch each.
@@ -32,10 +32,10 @@ from disttest.limits import KILL_S, WORLD_START_S
 from disttest.outgoing import outgoing
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.fork_line import Collect, ForkLine, ForkOrder, Recipe, serve_line
-from disttest.runtime.controller.orders import CollectingOrder, InterpreterOrder, ParentOrder, write_order
+from disttest.runtime.controller.orders import CollectingOrder, ForkSourceOrder, InterpreterOrder, write_order
 from disttest.runtime.messages.protocol import Channel
-from disttest.runtime.rank import hygiene
-from disttest.runtime.rank.child import inherit_stay_off_cuda, speak_into, stay_off_cuda, use_cuda_freely
+from disttest.runtime.rank import state_snapshot
+from disttest.runtime.rank.child import inherit_stay_off_cuda, send_output_to, stay_off_cuda, use_cuda_freely
 from disttest.runtime.rank.rank_spec import RankSpec
 
 # Modules that ranks would import (:mod:`disttest.runtime.controller.preload`), imported here if the controller has
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     for name in ("pytest", *modules):
         importlib.import_module(name)
     observe.prepare()
-    hygiene.prepare()
+    state_snapshot.prepare()
     undo()
     plugin_manager()  # installs the filter of outgoing texts
     if ledger:
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         files = msgspec.json.decode(Path(question.modules).read_bytes(), type=tuple[str, ...])
         names = Path(question.modules)
         answer = names.with_suffix(".answer.json")
-        order = ParentOrder(modules=files, host=recipe.host, line_fd=own_line, answer=str(answer))
+        order = ForkSourceOrder(modules=files, host=recipe.host, line_fd=own_line, answer=str(answer))
         leave(_be_pytest(recipe, order, names.with_suffix(".order.json")))
 
     serve_line(
@@ -134,7 +134,7 @@ class CollectingStarter:
             # The world blocks SIGTERM, because it reads the signal from a descriptor.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            speak_into(spec.log)
+            send_output_to(spec.log)
             use_cuda_freely()
             # Variables that only ranks have are set after the collection, as in a fork of the controller. With ranks
             # that collect, they are set before, as torchrun does.

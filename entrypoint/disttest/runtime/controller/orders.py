@@ -32,7 +32,7 @@ class InterpreterOrder(CollectingOrder, tag="rank"):
         return self.spec.scratch.parent / f"rank{self.spec.rank}.order.json"
 
 
-class ParentOrder(CollectingOrder, tag="parent"):
+class ForkSourceOrder(CollectingOrder, tag="parent"):
     """Order to become a process from which worlds are forked."""
 
     line_fd: int
@@ -53,8 +53,8 @@ def write_order(order: CollectingOrder, path: Path, ledger: int) -> tuple[str, .
     return (f"--disttest-rank={path}", *hidden)
 
 
-def read_order(path: Path) -> InterpreterOrder | ParentOrder:
+def read_order(path: Path) -> InterpreterOrder | ForkSourceOrder:
     """Read the order of a process that collects."""
     return msgspec.json.decode(
-        path.read_bytes(), type=InterpreterOrder | ParentOrder, dec_hook=lambda kind, text: kind(text)
+        path.read_bytes(), type=InterpreterOrder | ForkSourceOrder, dec_hook=lambda kind, text: kind(text)
     )

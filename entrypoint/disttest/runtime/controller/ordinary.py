@@ -157,7 +157,7 @@ class OrdinaryTests:
         )
 
     def _result(self, nodeid: str, reports: list[pytest.TestReport]) -> TestResult:
-        parts = [(_came_to(report), report) for report in reports]
+        parts = [(_counted_outcome(report), report) for report in reports]
         by_outcome = {outcome: report for outcome, report in reversed(parts) if outcome is not None}
         if set(by_outcome) <= {Outcome.PASSED} and not any(report.when == "call" for report in reports):
             return self._not_run(nodeid)
@@ -176,7 +176,7 @@ class OrdinaryTests:
         )
 
 
-def _came_to(report: pytest.TestReport) -> Outcome | None:
+def _counted_outcome(report: pytest.TestReport) -> Outcome | None:
     """Classify a report; None for a subtest that did not fail, and for a skip in tear-down."""
     if report.outcome == RERUN:
         return Outcome.FAILED if report.when == "call" else Outcome.ERROR

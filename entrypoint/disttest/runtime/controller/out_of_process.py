@@ -11,7 +11,7 @@ from disttest.model import WorldKind
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.collect import is_ordinary
 from disttest.runtime.controller.controller import Controller, DeadlinePassed, RunStopped
-from disttest.runtime.controller.parents import parents_of
+from disttest.runtime.controller.fork_sources import fork_sources
 from disttest.runtime.controller.session import RunSession
 
 __all__ = ["DeadlinePassed", "RunStopped", "run_out_of_process"]
@@ -40,7 +40,7 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
         "disttest_worlds_begin", str, items=items, config=session.config
     ):
         run.recorder.noted(message)
-    making = parents_of(
+    making = fork_sources(
         session,
         {test.nodeid: item for item, test in apart},
         run.find_hazards(),
@@ -49,7 +49,7 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
         scratch=run.workplace.scratch,
         apart=run.options.ranks_collect,
     )
-    with making as parents:
+    with making as sources:
         control = functools.partial(
             Controller,
             session,
@@ -58,7 +58,7 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
             run.host,
             run.recorder,
             run.workplace,
-            parents=parents,
+            fork_sources=sources,
             deadline_s=run.deadline_s,
             timings=run.timings(),
             failed_first=session.config.getoption("disttest_failed_first"),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from disttest import observe
 from disttest.runtime.controller.loaded_sources import sources_below
-from disttest.runtime.rank import hygiene
+from disttest.runtime.rank import state_snapshot
 
 # Pattern in a source, and the module that torch will import for it.
 _LAZY = (
@@ -44,7 +44,7 @@ def load_torch() -> None:
     """Import torch once, so that no rank has to; tests that do not need torch run without it."""
     if _load("torch.distributed"):
         observe.prepare()
-        hygiene.prepare()
+        state_snapshot.prepare()
 
 
 def load_what_tests_use(root: Path) -> tuple[str, ...]:

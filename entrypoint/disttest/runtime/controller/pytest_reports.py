@@ -146,7 +146,7 @@ def late_reports(
     return [_made_up(item, "teardown", "failed", failure)]
 
 
-def tell_warnings(item: pytest.Item, result: TestResult) -> None:
+def report_warnings(item: pytest.Item, result: TestResult) -> None:
     """Add the warnings of ranks to pytest's summary of warnings."""
     for warning, ranks in warnings_by_rank(result).items():
         message = warnings.WarningMessage(

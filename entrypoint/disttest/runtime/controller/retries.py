@@ -59,7 +59,7 @@ class Retries:
         """Whether any test waits for its next attempt."""
         return bool(self._waiting)
 
-    def settle(self, judged: TestJudged) -> TestJudged:
+    def counted(self, judged: TestJudged) -> TestJudged:
         """Decide which result counts.
 
         An attempt that skips, that no longer runs the failed rank or that is cut short does not undo the earlier

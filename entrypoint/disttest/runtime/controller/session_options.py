@@ -20,7 +20,7 @@ from disttest.planning.targets import suites_dir
 from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import ResultsDirectory, claim
 from disttest.results.repeat import variables_of_classes
-from disttest.runtime.controller.orders import InterpreterOrder, ParentOrder, read_order
+from disttest.runtime.controller.orders import ForkSourceOrder, InterpreterOrder, read_order
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
 from disttest.safe_open import read_input
 
@@ -125,7 +125,7 @@ def check_reports(config: pytest.Config) -> None:
         )
 
 
-def rank_order(config: pytest.Config) -> InterpreterOrder | ParentOrder | None:
+def rank_order(config: pytest.Config) -> InterpreterOrder | ForkSourceOrder | None:
     """Return the order of a process that collects for a rank or for forked worlds; None otherwise."""
     path = config.getoption("disttest_rank")
     return read_order(Path(path)) if path else None

@@ -69,7 +69,7 @@ def _leave_with(words: str, spec: RankSpec) -> NoReturn:
     leave(ExitCode.INTERNAL)
 
 
-def be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence[tuple[str, str]]) -> None:
+def run_as_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence[tuple[str, str]]) -> None:
     """Serve the tests that this process has collected, or exit if it could not. Never returns.
 
     Args:

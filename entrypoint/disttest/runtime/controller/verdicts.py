@@ -14,17 +14,17 @@ import pytest
 
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.planning.breaker import results_not_run
-from disttest.results.hosted import RUN_AGAIN
+from disttest.results.adapted import RUN_AGAIN
 from disttest.results.repeat import command_lines
 from disttest.results.verdict import spoiled
 from disttest.runtime.controller.device_health import blame_device
 from disttest.runtime.controller.early_skips import known_skip, vacuous
 from disttest.runtime.controller.pytest_reports import (
     late_reports,
+    report_warnings,
     reports_of,
     rerun_reports,
     skip_reports,
-    tell_warnings,
 )
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_recorder import RunRecorder
@@ -65,7 +65,7 @@ class Verdicts:
             torch_outcome=Outcome.PASSED if marked is None else None,
         )
         self._recorder.test_finished(result)
-        self._tell_pytest(item, skip_reports(item, reason))
+        self._send_to_pytest(item, skip_reports(item, reason))
         return True
 
     def judged(self, test: TestCase, judged: TestJudged, *, suspect: bool) -> None:
@@ -90,13 +90,13 @@ class Verdicts:
         """Schedule a retry, or report the result."""
         pause_s = self._retries.take(test, judged)
         if pause_s is None:
-            self._tell_verdict(test, judged)
+            self._report_verdict(test, judged)
             return
         if judged.result.cause is Cause.INFRASTRUCTURE:
             self._recorder.noted(
                 f"infrastructure, tried again in {pause_s:.1f} s: {judged.result.message}", test.nodeid
             )
-        self._tell_rerun(test, judged)
+        self._report_rerun(test, judged)
 
     def clear(self, is_open: Callable[[str], bool]) -> None:
         """Decide suspended failures that are proven not to be the device's fault."""
@@ -108,12 +108,12 @@ class Verdicts:
         for nodeid in nodeids:
             test, judged = self._tests[nodeid], self._excuse(nodeid, reason)
             self._retries.grant(test, judged)
-            self._tell_rerun(test, judged)
+            self._report_rerun(test, judged)
 
     def excuse(self, nodeids: Sequence[str], reason: str) -> None:
         """Report these failures as infrastructure errors: no device is left for another attempt."""
         for nodeid in nodeids:
-            self._tell_verdict(self._tests[nodeid], self._excuse(nodeid, reason))
+            self._report_verdict(self._tests[nodeid], self._excuse(nodeid, reason))
 
     def _excuse(self, nodeid: str, reason: str) -> TestJudged:
         judged = self._suspended.pop(nodeid)
@@ -127,10 +127,10 @@ class Verdicts:
         for result in results_not_run(owed, reason, at_s=self._recorder.now(), told=self._told_suites):
             self._recorder.test_finished(result)
             if result.outcome.is_bad:
-                self._tell_verdict(self._tests[result.nodeid], TestJudged(result=result))
+                self._report_verdict(self._tests[result.nodeid], TestJudged(result=result))
             else:
                 item = self._items[result.nodeid]
-                self._tell_pytest(item, skip_reports(item, reason))
+                self._send_to_pytest(item, skip_reports(item, reason))
 
     def never_started(self, nodeids: Sequence[str], message: str) -> None:
         """Report tests for which no world could start as infrastructure errors."""
@@ -139,7 +139,7 @@ class Verdicts:
                 continue
             result = spoiled(nodeid, message, at_s=self._recorder.now())
             self._recorder.test_finished(result)
-            self._tell_verdict(self._tests[nodeid], TestJudged(result=result))
+            self._report_verdict(self._tests[nodeid], TestJudged(result=result))
 
     def _earlier_failure_stands(self, nodeid: str, reason: str) -> bool:
         """Whether an earlier failure counts because the attempt that would have followed it will not run."""
@@ -147,15 +147,15 @@ class Verdicts:
         if earlier is None:
             return False
         self._recorder.noted(f"not tried again: {reason}", nodeid)
-        self._tell_verdict(self._tests[nodeid], earlier)
+        self._report_verdict(self._tests[nodeid], earlier)
         return True
 
-    def tell_unresolved(self) -> None:
+    def report_unresolved(self) -> None:
         """Report the failures of tests that the end of the run kept from another attempt."""
         for nodeid, judged in (*self._retries.unresolved(), *self._suspended.items()):
-            self._tell_verdict(self._tests[nodeid], judged)
+            self._report_verdict(self._tests[nodeid], judged)
 
-    def _tell_verdict(self, test: TestCase, judged: TestJudged) -> None:
+    def _report_verdict(self, test: TestCase, judged: TestJudged) -> None:
         """Report the outcome of a test to pytest, with all its attempts."""
         item, started = self._items[test.nodeid], self._recorder.started
         again = (
@@ -163,19 +163,19 @@ class Verdicts:
         )
         if test.nodeid not in self._told:
             self._told.add(test.nodeid)
-            self._tell_pytest(item, reports_of(item, test, judged, self._results(), again))
-            tell_warnings(item, judged.result)
+            self._send_to_pytest(item, reports_of(item, test, judged, self._results(), again))
+            report_warnings(item, judged.result)
         # The test was reported as good before one of its ranks died.
         elif judged.result.outcome.is_bad:
             for report in late_reports(item, test, judged.result, self._results(), again):
                 item.ihook.pytest_runtest_logreport(report=report)
 
-    def _tell_rerun(self, test: TestCase, judged: TestJudged) -> None:
+    def _report_rerun(self, test: TestCase, judged: TestJudged) -> None:
         item = self._items[test.nodeid]
-        self._tell_pytest(item, rerun_reports(item, test, judged, self._results()))
-        tell_warnings(item, judged.result)
+        self._send_to_pytest(item, rerun_reports(item, test, judged, self._results()))
+        report_warnings(item, judged.result)
 
-    def _tell_pytest(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+    def _send_to_pytest(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
         """Send all reports of a test together, so that its output is one block however many worlds run."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in reports:

@@ -35,8 +35,8 @@ from disttest.runtime.messages.protocol import (
     WorldClosed,
     WorldOrder,
 )
-from disttest.runtime.rank import hygiene
-from disttest.runtime.rank.child import speak_into
+from disttest.runtime.rank import state_snapshot
+from disttest.runtime.rank.child import send_output_to
 from disttest.runtime.world.rank_handles import HasFileno
 from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor, make_world
 
@@ -65,7 +65,7 @@ class WorldByFork:
         def main() -> None:
             for fd in close:
                 os.close(fd)
-            speak_into(error_log)
+            send_output_to(error_log)
             self._make_world(order, channel, self._start_rank, self._clock).run()
 
         before_forks(order.forks)
@@ -139,7 +139,7 @@ class WorldPool:
         """Whether worlds that end now do so on request."""
 
     @contextlib.contextmanager
-    def on_duty(self) -> Iterator[None]:
+    def adopting_orphans(self) -> Iterator[None]:
         """Adopt the processes that worlds leave behind, and let none of them outlive this context.
 
         Current objects are frozen (:func:`gc.freeze`) for good, so that forks share their pages. Garbage stays too: a
@@ -149,7 +149,7 @@ class WorldPool:
         adopt_orphans()
         # Look them up once, for all worlds.
         own_cgroups()
-        hygiene.look_before_forks()
+        state_snapshot.look_before_forks()
         # In a fork of a process that imported torch earlier, torch is frozen already.
         if not is_frozen():
             gc.freeze()

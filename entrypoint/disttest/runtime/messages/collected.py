@@ -35,7 +35,7 @@ def _parameters(item: pytest.Item) -> str:
     )
 
 
-def tell_difference(nodeid: str, mine: Mapping[str, str], first: Mapping[str, str], who: str) -> str:
+def describe_difference(nodeid: str, mine: Mapping[str, str], first: Mapping[str, str], who: str) -> str:
     """Describe how two processes differ for one id; empty if they agree.
 
     Args:
@@ -54,7 +54,7 @@ def tell_difference(nodeid: str, mine: Mapping[str, str], first: Mapping[str, st
     return f"it did not collect the same test as {who}: it {what}, {who} {other}"
 
 
-def tell_extra(mine: Mapping[str, str], first: Mapping[str, str], who: str) -> str:
+def describe_extra(mine: Mapping[str, str], first: Mapping[str, str], who: str) -> str:
     """Describe tests that one process has collected and the other has not; empty if there are none."""
     extra = sorted(mine.keys() - first.keys())
     if not extra:

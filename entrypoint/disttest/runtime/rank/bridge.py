@@ -17,7 +17,7 @@ from _pytest.skipping import xfailed_key
 from disttest.cut_texts import shorten, shorten_all
 from disttest.host.copies import is_copy
 from disttest.host.process import leave_if_copy
-from disttest.limits import PHASE_TOLD_S
+from disttest.limits import PHASE_REPORT_S
 from disttest.model import Outcome
 from disttest.results.headline import headline
 from disttest.results.rulings import STRICT_XPASS
@@ -155,7 +155,7 @@ class Bridge:
         self._recorder.add_report(report)
         message = _phase_ended(report, self._config, self._ended_at_s)
         # A later hang must not lose the report of a phase that took long.
-        took_long = message.duration_s > PHASE_TOLD_S and not message.partial
+        took_long = message.duration_s > PHASE_REPORT_S and not message.partial
         urgent = message.outcome.is_final or took_long
         (self._channel.send if urgent else self._channel.hold)(message)
 

@@ -22,14 +22,14 @@ from disttest.host.process import STACKS_SIGNAL, flush_output
 from disttest.runtime.messages.protocol import Channel
 
 
-def out_of_the_way(channel: Channel) -> Channel:
+def with_high_descriptor(channel: Channel) -> Channel:
     """Move the channel to a descriptor number that tests do not touch."""
     fd = high_copy(channel.fileno())
     channel.close()
     return Channel(socket.socket(fileno=fd))
 
 
-def belong_to_this_process(channel: Channel) -> None:
+def close_in_forks(channel: Channel) -> None:
     """Close the channel in every fork of this process: a copy of a rank must neither send nor receive for it."""
     # Python calls this after os.fork() of any code in this process, multiprocessing's included.
     os.register_at_fork(after_in_child=channel.close)
@@ -181,7 +181,7 @@ def renew_libraries(threads: int) -> None:
             torch.cuda._cached_device_count = None  # noqa: SLF001
 
 
-def speak_into(path: Path) -> None:
+def send_output_to(path: Path) -> None:
     """Send this process's output, including tracebacks, to a file."""
     point_output_at(path)
     sys.stdout = _text_stream(1)

@@ -22,7 +22,7 @@ _CONTEXT_BYTES = 1 << 29
 _WORTH_NAMING = 1 << 20
 
 
-class GpuCare:
+class GpuState:
     """The pytest plugin of a rank on a GPU."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from _pytest.logging import catching_logs
 _PLUGIN = catching_logs.__module__
 
 
-def hasten_log_capture() -> None:
+def speed_up_log_capture() -> None:
     """Replace the attachment in this process; a pytest that uses only the root logger stays as it is."""
     # pytest before https://github.com/pytest-dev/pytest/pull/14375 uses only the root logger.
     if "attached_loggers" not in getattr(catching_logs, "__slots__", ()):

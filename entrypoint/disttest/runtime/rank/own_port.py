@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 
-def heed_own_port(port: int) -> None:
+def follow_own_port(port: int) -> None:
     """Let torch believe in an agent's store only while ``MASTER_PORT`` is that of the world.
 
     Args:

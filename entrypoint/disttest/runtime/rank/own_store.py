@@ -10,7 +10,7 @@ from disttest.host.name_service import without_name_service
 from disttest.runtime.rank.rank_spec import RankSpec
 
 
-def reach_own_store(spec: RankSpec) -> None:
+def connect_to_own_store(spec: RankSpec) -> None:
     """Connect future clients of the world's store without a query to a name server.
 
     torch resolves the name of the peer with each connection, in a form that no ``/etc/hosts`` lists. A name server that

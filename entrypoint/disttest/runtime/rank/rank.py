@@ -35,27 +35,27 @@ from disttest.runtime.messages.protocol import (
     TestDone,
     clean_text,
 )
-from disttest.runtime.rank import flight, hygiene, watchdog
+from disttest.runtime.rank import flight, state_snapshot, watchdog
 from disttest.runtime.rank.bridge import Bridge
 from disttest.runtime.rank.child import (
-    belong_to_this_process,
-    out_of_the_way,
+    close_in_forks,
     redirect_output,
     register_stacks,
     renew_libraries,
     use_cuda_freely,
+    with_high_descriptor,
 )
 from disttest.runtime.rank.facets.facet_table import take_facet_errors
-from disttest.runtime.rank.log_capture import hasten_log_capture
-from disttest.runtime.rank.own_port import heed_own_port
-from disttest.runtime.rank.own_store import reach_own_store
+from disttest.runtime.rank.log_capture import speed_up_log_capture
+from disttest.runtime.rank.own_port import follow_own_port
+from disttest.runtime.rank.own_store import connect_to_own_store
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import begin_waits, broken_groups, watch_waits
 from disttest.testing.world import World, provide_world
 
 if TYPE_CHECKING:
-    from disttest.runtime.rank.gpu_state import GpuCare
+    from disttest.runtime.rank.gpu_state import GpuState
 
 # Phase of a test -> the step that ends when it begins.
 _BEFORE = {"setup": "before the test", "call": "setup", "teardown": "call"}
@@ -73,11 +73,11 @@ class _Session:
         self.order: RunTest | None = None
         self.phase = phase
         self.marks = marks
-        self.gpu: GpuCare | None = None
+        self.gpu: GpuState | None = None
         self.rank = Rank(spec, session.config, channel)
         runs_one = spec.isolation is Isolation.FRESH
-        self.tidying = hygiene.Tidying(
-            hygiene.facets_of_one_test if runs_one else hygiene.facets_between_tests
+        self.restorer = state_snapshot.StateRestorer(
+            state_snapshot.facets_of_one_test if runs_one else state_snapshot.facets_between_tests
         )
         self.shared_before = 0
         """Number of fixtures with a wider scope before the set-up of the running test."""
@@ -90,7 +90,7 @@ class _Session:
             return
         # Changes by fixtures of a wider scope must survive the test.
         if shared_fixtures(self.session) > self.shared_before:
-            self.tidying.note_call()
+            self.restorer.note_call()
         if self.gpu is not None:
             self.gpu.note_call()
 
@@ -143,7 +143,7 @@ class _Session:
             generation=order.generation,
             device_id=None if backend_named(shape.backend).shares_devices else device_id,
         )
-        self.tidying.note_group()
+        self.restorer.note_group()
 
 
 def make_default_group(
@@ -177,7 +177,7 @@ def serve(
 ) -> None:
     """Run tests until the world sends Leave or closes the channel. Never returns."""
     marks = CpuMarks("rank", asked=spec.settings.cpu_steps)
-    channel = settle_in(spec, channel, session.config)
+    channel = set_up_child(spec, channel, session.config)
     use_cuda_freely()
     # Started here, because this thread must not exist in a process that forks.
     flight.answer_questions(spec.questions, spec.rank)
@@ -186,17 +186,17 @@ def serve(
     is_reused = spec.isolation is not Isolation.FRESH
     # Before the state snapshot, which must contain the replaced functions of torch.
     watch_waits(spec.watches, spec.place, is_reused=is_reused)
-    heed_own_port(spec.master_port)
-    reach_own_store(spec)
+    follow_own_port(spec.master_port)
+    connect_to_own_store(spec)
     state = _Session(spec, channel, session, phase, marks)
     plugins = plugin_manager()
     plugins.call("disttest_rank_configure", rank=state.rank)
     plugins.add_core(Protocol(items), "protocol")
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
-    state.gpu = _care_for_gpu(session.config) if spec.shape.device != "cpu" else None
+    state.gpu = _watch_gpu(session.config) if spec.shape.device != "cpu" else None
     own_tmp_path(session.config, spec.scratch)
-    hasten_log_capture()
+    speed_up_log_capture()
     marks.mark("start")
     channel.send(RankReady())
     while (message := next_order(channel)) is not None and _run(state, message, session, items):
@@ -207,7 +207,7 @@ def serve(
     leave(0)
 
 
-def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channel:
+def set_up_child(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channel:
     """Set up a child of a world; return its channel on a descriptor that tests do not touch."""
     die_with_parent(spec.world_pid)
     volunteer_for_oom()
@@ -216,8 +216,8 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The world blocks SIGTERM, because it reads the signal from a descriptor.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    channel = out_of_the_way(channel)
-    belong_to_this_process(channel)
+    channel = with_high_descriptor(channel)
+    close_in_forks(channel)
     redirect_output(config, spec.log)
     register_stacks(spec.stacks)
     # Before any test can start faulthandler's timer.
@@ -290,17 +290,17 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     flight.note_start()
     state.order = order
     state.shared_before = shared_fixtures(session)
-    state.tidying.begin(shared_fixtures=bool(state.shared_before))
+    state.restorer.begin(shared_fixtures=bool(state.shared_before))
     # The same on all ranks, and independent of the tests that ran before. `hash()` depends on PYTHONHASHSEED.
     seed = zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed
-    hygiene.reseed(seed)
+    state_snapshot.reseed(seed)
     if state.gpu is not None:
         state.gpu.begin()
     test = RankTest(state.rank, order, items[order.nodeid], seed)
     plugin_error = run_with_plugins(test)
     state.marks.mark("teardown")
     shared = bool(shared_fixtures(session))
-    cleanup = state.tidying.end(shared_fixtures=shared)
+    cleanup = state.restorer.end(shared_fixtures=shared)
     of_gpu = state.gpu.leaks(shared_fixtures=shared) if state.gpu else ()
     flush_output()
     plugin_error = plugin_error or save()
@@ -353,14 +353,14 @@ def _error_of(call: Callable[[], object]) -> str:
     return ""
 
 
-def _care_for_gpu(config: pytest.Config) -> GpuCare | None:
+def _watch_gpu(config: pytest.Config) -> GpuState | None:
     """Watch the state of the GPU, if torch is built for CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.backends.cuda.is_built():
         return None
-    from disttest.runtime.rank.gpu_state import GpuCare
+    from disttest.runtime.rank.gpu_state import GpuState
 
-    care = GpuCare()
+    care = GpuState()
     config.pluginmanager.register(care, "disttest-gpu")
     return care
 

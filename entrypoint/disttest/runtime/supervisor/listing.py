@@ -127,7 +127,7 @@ def _describe(test: TestCase) -> str:
     if test.world is None or test.kind not in (WorldKind.MAIN, WorldKind.THREADS):
         return test.nodeid
     ranks = count(test.world.size, "rank" if test.kind is WorldKind.MAIN else "thread")
-    return f"{test.nodeid}  ({', '.join(filter(None, (ranks, test.words_of_reuse)))})"
+    return f"{test.nodeid}  ({', '.join(filter(None, (ranks, test.reuse_text)))})"
 
 
 def _row(suite: str, tests: Sequence[TestCase]) -> tuple[str, str, str, str]:

@@ -217,7 +217,7 @@ def _run_one(
         reaper.start()
         # Load them while the child imports torch.
         load_reporters()
-        ending = _Supervisor(child, hold_signals(), watch, board).stand(until_s + DEADLINE_MARGIN_S)
+        ending = _Supervisor(child, hold_signals(), watch, board).wait(until_s + DEADLINE_MARGIN_S)
         ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
         kill_descendants(spare=reaper.pids)
     finally:
@@ -301,7 +301,7 @@ class _Supervisor:
         self._poller.register(signals, select.POLLIN)
         watch.child_started(self._poller)
 
-    def stand(self, limit_s: float) -> Ending:
+    def wait(self, limit_s: float) -> Ending:
         """Wait until the child ends; end it at ``limit_s`` on the monotonic clock."""
         while True:
             self._watch.look(self._poller)

@@ -185,7 +185,7 @@ class RankProgress:
             collectives=self.collectives,
             unrendered=self.rendering is not None and report is self.rendering,
             because_of=self.because_of,
-            in_flight=self._tell_in_flight(report),
+            in_flight=self._describe_in_flight(report),
             failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
             exit_code=stayed.exit_code if stayed else ended.code if ended else None,
             signal=ended.signal if ended else None,
@@ -205,7 +205,7 @@ class RankProgress:
             return Outcome.PASSED
         return report.outcome if report and reported else None
 
-    def _tell_in_flight(self, report: PhaseEnded | None) -> str:
+    def _describe_in_flight(self, report: PhaseEnded | None) -> str:
         is_final = report is not None and report.outcome.is_final
         held_back = report is not None and is_consequence(report.message)
         if self.in_flight is None or not (held_back if is_final else self.killed):
@@ -214,7 +214,7 @@ class RankProgress:
         return f"{self.in_flight.message}{place}"
 
     def _details(self, report: PhaseEnded | None) -> str:
-        if self._tell_in_flight(report) and not (report and report.details):
+        if self._describe_in_flight(report) and not (report and report.details):
             return self.in_flight.details if self.in_flight else ""
         return report.details if report else self.start_log
 
@@ -382,13 +382,13 @@ class Attempt:
         self.paused_s = now_s - self.started_s
 
     @property
-    def _stands_still(self) -> bool:
+    def _is_suspended(self) -> bool:
         """Whether the time limits are suspended now."""
         return self.held_s is not None and not self.cancelled
 
     def overdue(self, now_s: float, grace_s: float) -> bool:
         """Whether the ranks must be ended now: time limit, grace period, proven hang or cancellation."""
-        if self._stands_still:
+        if self._is_suspended:
             return False
         if now_s - self.started_s - self.paused_s >= self.limit_s:
             return True
@@ -402,7 +402,7 @@ class Attempt:
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` can become true through time alone."""
-        if self._stands_still:
+        if self._is_suspended:
             return NO_LIMIT_S
         limits = [self.started_s + self.paused_s + self.limit_s]
         if self.failed_s is not None:

@@ -107,7 +107,7 @@ class EvidenceSource:
         answers = self._answers()
         return answers.stat().st_size - self._seen if answers else 0
 
-    def has_told_stacks(self) -> bool:
+    def has_all_stacks(self) -> bool:
         """Whether the answer ends with the bottom of the main thread, which faulthandler writes last."""
         answers = self._answers()
         if answers is None:
@@ -116,7 +116,7 @@ class EvidenceSource:
             file.seek(max(self._seen, file.seek(0, os.SEEK_END) - _LINE))
             return _BOTTOM.search(file.read()) is not None
 
-    def has_told_flight(self) -> bool:
+    def has_collectives(self) -> bool:
         """Whether the collectives have arrived, or were not requested."""
         return self._flight is None or self._flight.exists()
 
@@ -153,15 +153,15 @@ class EvidenceSource:
         return None
 
 
-def tell_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[str]:
+def collect_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[str]:
     """Collect the stacks of all sources while the ranks continue; empty for a source that is not complete in time."""
     for source in sources:
         source.ask_stacks()
     # All sources were asked before the first wait, so that the limit covers them together.
     deadline_s = monotonic() + limit_s
-    while not all(source.has_told_stacks() for source in sources) and monotonic() < deadline_s:
+    while not all(source.has_all_stacks() for source in sources) and monotonic() < deadline_s:
         sleep(EVIDENCE_POLL_S)
-    return [source.read().stacks if source.has_told_stacks() else "" for source in sources]
+    return [source.read().stacks if source.has_all_stacks() else "" for source in sources]
 
 
 class StacksAnswer:
@@ -177,10 +177,10 @@ class StacksAnswer:
         size = self._source.answer_size()
         self._same_looks = self._same_looks + 1 if size == self.size else 0
         self.size = size
-        return size > 0 and (self._same_looks >= _SETTLED_LOOKS or self._source.has_told_stacks())
+        return size > 0 and (self._same_looks >= _SETTLED_LOOKS or self._source.has_all_stacks())
 
 
-class _Interview:
+class _EvidenceRequest:
     """Requests the stacks first, then the collectives; never both at the same time.
 
     faulthandler walks the frames of all threads without stopping them. A thread that runs Python meanwhile, as the one
@@ -202,12 +202,12 @@ class _Interview:
             self.source.ask_flight(self._flight)
         if not self._answer.size and not self.source.is_deaf:
             return self.source.state() != _STOPPED
-        return not (self._asked_flight and self.source.has_told_flight())
+        return not (self._asked_flight and self.source.has_collectives())
 
 
-def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[RankEvidence]:
+def collect_evidence(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[RankEvidence]:
     """Ask all sources at the same time, wait for the answers or the limit, and return the evidence of each."""
-    interviews = [_Interview(source, flight) for source, flight in asked]
+    interviews = [_EvidenceRequest(source, flight) for source, flight in asked]
     start_s = monotonic()
     while (spent_s := monotonic() - start_s) < limit_s:
         may_wait = spent_s < _SILENT_SHARE * limit_s

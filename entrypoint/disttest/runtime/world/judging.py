@@ -21,7 +21,7 @@ from disttest.model import (
     WorldKind,
 )
 from disttest.plugin_manager import plugin_manager
-from disttest.results.hosted import NEW_RANKS, RUN_AGAIN, judge_hosted
+from disttest.results.adapted import NEW_RANKS, RUN_AGAIN, judge_adapted
 from disttest.results.rulings import disagreement
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
@@ -119,8 +119,8 @@ def judge_attempt(
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK, recorded=Recorded())
     superseded = [each for each in attempt.ranks[0].joined if each.superseded]
     last = [each for each in attempt.ranks[0].joined if not each.superseded]
-    joined = _that_counts(last, main, may_differ=attempt.test.ranks_may_differ)
-    result = judge_hosted(
+    joined = _deciding_set(last, main, may_differ=attempt.test.ranks_may_differ)
+    result = judge_adapted(
         attempt.test,
         main,
         joined.records if joined else (),
@@ -131,7 +131,7 @@ def judge_attempt(
     )
     result = msgspec.structs.replace(result, by_main=records[0].recorded)
     outdated = [f"{NEW_RANKS}: {each.outdated}" for each in attempt.ranks[0].joined if each.outdated]
-    if told := [*map(_tell_superseded, superseded), *outdated]:
+    if told := [*map(_describe_superseded, superseded), *outdated]:
         result = msgspec.structs.replace(result, notes=(*result.notes, *told))
     return result
 
@@ -142,14 +142,14 @@ def _with_broken_groups(record: RankRecord, progress: RankProgress) -> RankRecor
     return msgspec.structs.replace(record, leaks=(*record.leaks, *broken)) if broken else record
 
 
-def _tell_superseded(joined: RanksJoined) -> str:
+def _describe_superseded(joined: RanksJoined) -> str:
     """Describe a failure in reused ranks, after which the test ran again in new ranks."""
     bad = next(filter(_is_bad, joined.records), None)
     what = f"rank {bad.rank}: {bad.message or 'did not finish'}" if bad else "ranks disagreed"
     return f"{RUN_AGAIN} ({what})"
 
 
-def _that_counts(joined: Sequence[RanksJoined], main: RankRecord, *, may_differ: bool) -> RanksJoined | None:
+def _deciding_set(joined: Sequence[RanksJoined], main: RankRecord, *, may_differ: bool) -> RanksJoined | None:
     """Choose the set of ranks that decides, if a test started several: the first that failed, otherwise the last.
 
     Ranks that are threads count only if the main process failed too: it may have caught what they raised.
@@ -167,7 +167,7 @@ def _is_bad(record: RankRecord) -> bool:
     return record.outcome is None or record.outcome.is_bad
 
 
-def speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
+def representing_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
     """Choose the pytest reports that represent the test: the culprit's, otherwise those of the first deciding rank."""
     ranks = attempt.ranks
     if attempt.test.kind is not WorldKind.RANKS:

@@ -28,7 +28,7 @@ from disttest.outgoing import outgoing
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.directory import Home
 from disttest.results.narrative import crash_stacks, shorten_stacks
-from disttest.runtime.messages.collected import tell_difference, tell_extra
+from disttest.runtime.messages.collected import describe_difference, describe_extra
 from disttest.runtime.messages.protocol import (
     AnyMessage,
     Channel,
@@ -41,7 +41,7 @@ from disttest.runtime.messages.protocol import (
     TestRecorded,
 )
 from disttest.runtime.world.attempt import Attempt, RankProgress
-from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, RankEvidence, question
+from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, RankEvidence, collect_evidence
 from disttest.runtime.world.logs import LogStore, RankLog
 from disttest.runtime.world.native import NATIVE_HEADING, native_stacks
 from disttest.runtime.world.rank_watch import RankWatch
@@ -265,7 +265,7 @@ class Supervisor:
 
     def _question(self, asked_of: Sequence[RankProgress]) -> dict[int, RankEvidence]:
         asked = [(self.handle(progress.rank).evidence, self._flight(progress)) for progress in asked_of]
-        told = question(asked, limit_s=EVIDENCE_S)
+        told = collect_evidence(asked, limit_s=EVIDENCE_S)
         return {progress.rank: each for progress, each in zip(asked_of, told, strict=True)}
 
     def _take_in_flight(
@@ -414,10 +414,10 @@ class Supervisor:
         own = [handle for handle in self.handles if handle.collected is not None and not handle.gone]
         for handle in own:
             first, mine = own[0].collected or {}, handle.collected or {}
-            words = tell_difference(nodeid, mine, first, f"rank {own[0].rank}")
+            words = describe_difference(nodeid, mine, first, f"rank {own[0].rank}")
             # A test that only one rank has collected is never run.
             if self._settings.ranks_collect:
-                words = words or tell_extra(mine, first, f"rank {own[0].rank}")
+                words = words or describe_extra(mine, first, f"rank {own[0].rank}")
             if words:
                 self.give_up(handle, words)
         return not any(handle.gone for handle in own)

@@ -43,7 +43,7 @@ from disttest.runtime.world.attempt import Attempt, RankProgress, attempt_type
 from disttest.runtime.world.dismissal import dismiss, late_deaths
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judged_attempt import JudgedAttempt
-from disttest.runtime.world.judging import judge_with_plugins, speaking_reports
+from disttest.runtime.world.judging import judge_with_plugins, representing_reports
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
 from disttest.runtime.world.store import has_store, host_store
 
@@ -218,7 +218,7 @@ class WorldSupervisor:
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
             self._on_shared_memory(at_once=True)
-            self._report(attempt, result, speaking_reports(attempt, result) if judged.speaks else ())
+            self._report(attempt, result, representing_reports(attempt, result) if judged.speaks else ())
             self._marks.mark("verdict")
             self._ranks.wait(0)
             if not self._is_good or any(handle.gone for handle in self._ranks.handles):

@@ -127,10 +127,10 @@ def test_a_skip_after_a_failure_is_still_that_failure():
     retries, _ = made(retries=1)
     retries.take(TEST, judged(retries))
 
-    settled = retries.settle(judged(retries, Outcome.SKIPPED, message="no more")).result
+    counted = retries.counted(judged(retries, Outcome.SKIPPED, message="no more")).result
 
-    assert (Outcome.FAILED, 2) == (settled.outcome, settled.attempt)
-    assert "boom (attempt 2 skipped: no more)" == settled.message
+    assert (Outcome.FAILED, 2) == (counted.outcome, counted.attempt)
+    assert "boom (attempt 2 skipped: no more)" == counted.message
 
 
 def ranks(*outcomes, **more):
@@ -164,10 +164,10 @@ def test_an_attempt_that_evades_the_failure_does_not_undo_it(first, second, outc
     retries, _ = made(retries=1)
     retries.take(TEST, again(retries, FAILED, *first))
 
-    settled = retries.settle(again(retries, outcome, *second)).result
+    counted = retries.counted(again(retries, outcome, *second)).result
 
-    assert (FAILED if stands else outcome) is settled.outcome
-    assert ("boom" + f" (attempt 2 {stands})" * bool(stands)) == settled.message
+    assert (FAILED if stands else outcome) is counted.outcome
+    assert ("boom" + f" (attempt 2 {stands})" * bool(stands)) == counted.message
 
 
 def test_when_the_run_stops_failures_stand_and_nothing_is_tried_again():
@@ -178,7 +178,7 @@ def test_when_the_run_stops_failures_stand_and_nothing_is_tried_again():
     assert not retries.open
     assert [TEST.nodeid] == [nodeid for nodeid, _ in retries.unresolved()]
     cut = judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE, message="did not finish")
-    assert "boom (attempt 2 was cut short)" == retries.settle(cut).result.message
+    assert "boom (attempt 2 was cut short)" == retries.counted(cut).result.message
     other = msgspec.structs.replace(TEST, nodeid="other")
     assert retries.take(other, judged(retries)) is None
 

@@ -8,7 +8,7 @@ import pytest
 
 from disttest.model import WorldShape
 from disttest.options.environment import hash_seed
-from disttest.runtime.messages.collected import describe_collected, tell_difference, tell_extra
+from disttest.runtime.messages.collected import describe_collected, describe_difference, describe_extra
 
 
 def item(nodeid, **params):
@@ -40,7 +40,7 @@ def test_parameters_are_told_without_addresses_and_without_the_world():
     ],
 )
 def test_a_difference_is_shown(mine, first, told):
-    assert told == tell_difference("t", mine, first, "rank 0")
+    assert told == describe_difference("t", mine, first, "rank 0")
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,8 @@ def test_the_hash_seed_is_the_users_else_that_of_the_run(monkeypatch, given, see
 def test_tests_that_one_process_alone_has_are_told():
     mine = {"a": "", "b": "", "c": "", "d": "", "e": ""}
 
-    assert "" == tell_extra({"a": ""}, mine, "rank 0")
-    assert "it collected 1 test that rank 0 did not: b" == tell_extra({"a": "", "b": ""}, {"a": ""}, "rank 0")
-    assert "it collected 4 tests that rank 0 did not: b, c, d …" == tell_extra(mine, {"a": ""}, "rank 0")
+    assert "" == describe_extra({"a": ""}, mine, "rank 0")
+    assert "it collected 1 test that rank 0 did not: b" == describe_extra(
+        {"a": "", "b": ""}, {"a": ""}, "rank 0"
+    )
+    assert "it collected 4 tests that rank 0 did not: b, c, d …" == describe_extra(mine, {"a": ""}, "rank 0")

@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from disttest.observe import Tool, observing, watching_operations
-from disttest.runtime.rank import facets, hygiene
+from disttest.runtime.rank import facets, state_snapshot
 from disttest.runtime.rank.facets import facet_table
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, describe_change, is_same, settings
 
@@ -103,15 +103,15 @@ def keys(monkeypatch):
     """The only state there is: keys in the store of the world."""
     there = {}
     facet = Facet("store key", lambda: dict(there), lambda *_: False, made_for_tests=True, by_world=True)
-    monkeypatch.setattr(hygiene, "loaded_facets", lambda: (facet,))
+    monkeypatch.setattr(state_snapshot, "loaded_facets", lambda: (facet,))
     return there
 
 
 def test_what_ranks_share_is_left_to_the_world(keys):
-    before = hygiene.read_facts()
+    before = state_snapshot.read_state()
     keys["left"] = True
 
-    cleanup = hygiene.clean_up(before, before, pristine=before, shared_fixtures=False)
+    cleanup = state_snapshot.restore_state(before, before, pristine=before, shared_fixtures=False)
 
     assert ("left",) == cleanup.store_keys
     assert 1 == len(cleanup.leaks)
@@ -120,10 +120,10 @@ def test_what_ranks_share_is_left_to_the_world(keys):
 
 def test_what_ranks_share_and_a_test_has_deleted_cannot_be_put_back(keys):
     keys["mine"] = True
-    before = hygiene.read_facts()
+    before = state_snapshot.read_state()
     keys.clear()
 
-    cleanup = hygiene.clean_up(before, before, pristine={}, shared_fixtures=False)
+    cleanup = state_snapshot.restore_state(before, before, pristine={}, shared_fixtures=False)
 
     assert cleanup.retire
     assert () == cleanup.store_keys
@@ -135,9 +135,9 @@ def test_a_process_that_forks_looks_once_at_what_ranks_compare_with(monkeypatch)
         Facet(name, lambda name=name: looks.append(name) or {}, lambda *_: False, kept_since_first=kept)
         for name, kept in (("function", True), ("environment", False))
     )
-    monkeypatch.setattr(hygiene, "loaded_facets", lambda: facets_there)
+    monkeypatch.setattr(state_snapshot, "loaded_facets", lambda: facets_there)
 
-    hygiene.look_before_forks()
+    state_snapshot.look_before_forks()
 
     assert ["function"] == looks
 
@@ -145,15 +145,16 @@ def test_a_process_that_forks_looks_once_at_what_ranks_compare_with(monkeypatch)
 def test_in_a_rank_that_runs_one_test_nobody_looks_for_what_is_replaced_but_for_all_else(monkeypatch):
     monkeypatch.setenv("LEAKED", "")
     monkeypatch.setattr(shutil, "move", shutil.move)
-    tidyings = [
-        hygiene.Tidying(looked_at) for looked_at in (hygiene.facets_of_one_test, hygiene.facets_between_tests)
+    restorers = [
+        state_snapshot.StateRestorer(looked_at)
+        for looked_at in (state_snapshot.facets_of_one_test, state_snapshot.facets_between_tests)
     ]
-    for tidying in tidyings:
-        tidying.begin(shared_fixtures=False)
+    for restorer in restorers:
+        restorer.begin(shared_fixtures=False)
     shutil.move = print
     os.environ["LEAKED"] = "1"
 
-    one, many = (tidying.end(shared_fixtures=False) for tidying in tidyings)
+    one, many = (restorer.end(shared_fixtures=False) for restorer in restorers)
 
     assert ("environment LEAKED: '' became '1'",) == one.leaks
     assert ("function shutil.move (another one)",) == many.leaks, "and the environment was put back before"
@@ -162,17 +163,17 @@ def test_in_a_rank_that_runs_one_test_nobody_looks_for_what_is_replaced_but_for_
 def test_a_rank_is_put_back_to_how_it_began_not_to_how_its_parent_was(monkeypatch):
     monkeypatch.setattr(shutil, "move", shutil.move)
     monkeypatch.setattr(shutil, "copy", shutil.copy)
-    hygiene.look_before_forks()
+    state_snapshot.look_before_forks()
 
     def mine(*_):
         pass
 
     monkeypatch.setattr(shutil, "copy", mine)  # a fixture of the file, then the fork
     del shutil.move
-    before = hygiene.read_facts()
+    before = state_snapshot.read_state()
     shutil.copy = shutil.move = shutil.copytree
 
-    cleanup = hygiene.clean_up(before, before, pristine=before, shared_fixtures=False)
+    cleanup = state_snapshot.restore_state(before, before, pristine=before, shared_fixtures=False)
 
     assert mine is shutil.copy
     assert not hasattr(shutil, "move")
@@ -182,9 +183,9 @@ def test_a_rank_is_put_back_to_how_it_began_not_to_how_its_parent_was(monkeypatc
 
 def test_a_key_that_the_fixtures_of_a_slower_rank_set_stays(keys):
     """It comes after this rank's last test, and before its next one."""
-    last = hygiene.read_facts()
+    last = state_snapshot.read_state()
     keys["of a fixture"] = True
 
-    before = hygiene.facts_before(last, shared_fixtures=True)
+    before = state_snapshot.state_before(last, shared_fixtures=True)
 
-    assert () == hygiene.clean_up(before, before, pristine={}, shared_fixtures=True).leaks
+    assert () == state_snapshot.restore_state(before, before, pristine={}, shared_fixtures=True).leaks

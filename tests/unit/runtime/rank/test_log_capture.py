@@ -7,7 +7,7 @@ import logging
 import pytest
 from _pytest.logging import LogCaptureHandler, catching_logs
 
-from disttest.runtime.rank.log_capture import captured_loggers, forget_log_capture, hasten_log_capture
+from disttest.runtime.rank.log_capture import captured_loggers, forget_log_capture, speed_up_log_capture
 
 pytestmark = pytest.mark.skipif(
     pytest.version_tuple < (9, 2), reason="which loggers do not propagate is no business of this pytest"
@@ -20,7 +20,7 @@ def capture(request, monkeypatch):
         monkeypatch.setattr(catching_logs, name, getattr(catching_logs, name))
     if request.param == "ours":
         own = catching_logs.__enter__
-        hasten_log_capture()
+        speed_up_log_capture()
         assert own is not catching_logs.__enter__
     return catching_logs
 

@@ -16,7 +16,7 @@ from disttest.runtime.supervisor.follow import Watch
 class Seen:
     """A view that remembers; it breaks at the text ``break``."""
 
-    tells_failures = True
+    shows_failures = True
     ticks = 0
 
     def __init__(self):

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule, WorldKind
+from disttest.results.adapted import RUN_AGAIN
 from disttest.results.exit_codes import NEVER_JOINED
-from disttest.results.hosted import RUN_AGAIN
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
 from disttest.runtime.world.attempt import MainAttempt, RankProgress
 from disttest.runtime.world.judging import judge_attempt

@@ -242,7 +242,7 @@ class SpanningConductor(Conductor):
             started_at_s=result.started_at_s or self._recorder.now(),
             after=self._before(number) if result.outcome.is_bad else (),
         )
-        judged = self._retries.settle(TestJudged(result=result))
+        judged = self._retries.counted(TestJudged(result=result))
         result = judged.result
         self._recorder.test_finished(result, again=self._retries.wants_another(result))
         pause_s = self._retries.take(test, judged)

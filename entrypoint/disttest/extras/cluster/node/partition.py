@@ -168,7 +168,7 @@ class PartitionController(Listener):
                     message=f"forking is unsafe on node {self._assignment.host}: {self._hazard}. Ranks are fresh interpreters"
                 )
             )
-        with self._pool.on_duty():
+        with self._pool.adopting_orphans():
             self._pool.watch_also(self._line, self._on_line)
             while not self._over:
                 self._pool.wait(TICK_S if self._live.is_following else IDLE_S)

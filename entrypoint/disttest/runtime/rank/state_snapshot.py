@@ -28,7 +28,7 @@ ENVIRONMENT = "environment"
 _MOST_NAMED = 50
 
 
-class Cleanup(NamedTuple):
+class Restoration(NamedTuple):
     """Result of restoring the state of a rank."""
 
     leaks: tuple[str, ...]
@@ -66,7 +66,7 @@ def look_before_forks() -> None:
             _read(facet)
 
 
-FacetsThere = Callable[[], tuple[Facet, ...]]
+FacetLister = Callable[[], tuple[Facet, ...]]
 """Returns the facets that can be read now."""
 
 
@@ -83,13 +83,13 @@ def facets_of_one_test() -> tuple[Facet, ...]:
     return tuple(facet for facet in loaded_facets() if not facet.kept_since_first)
 
 
-def read_facts(facets: FacetsThere = facets_between_tests) -> Facts:
+def read_state(facets: FacetLister = facets_between_tests) -> Facts:
     """Read the whole state of this process."""
     return {facet.kind: _read_anew(facet) for facet in facets()}
 
 
-def facts_before(
-    last: Facts | None, *, shared_fixtures: bool, facets: FacetsThere = facets_between_tests
+def state_before(
+    last: Facts | None, *, shared_fixtures: bool, facets: FacetLister = facets_between_tests
 ) -> Facts:
     """Return the state before a test.
 
@@ -99,11 +99,11 @@ def facts_before(
         facets: lists the facets to read.
     """
     if last is None:
-        return read_facts(facets)
-    return with_own_groups(last) if shared_fixtures else last
+        return read_state(facets)
+    return with_current_groups(last) if shared_fixtures else last
 
 
-def with_own_groups(before: Facts) -> Facts:
+def with_current_groups(before: Facts) -> Facts:
     """Read the process groups again: the default group has just been created for the test."""
     return {**before, **{facet.kind: _read_anew(facet) for facet in loaded_facets() if facet.made_for_tests}}
 
@@ -116,14 +116,14 @@ def set_variables(variables: Variables) -> Facts:
     return {facet.kind: facet.read()}
 
 
-def clean_up(
+def restore_state(
     before: Facts,
     at_call: Facts,
     *,
     pristine: Facts,
     shared_fixtures: bool,
-    facets: FacetsThere = facets_between_tests,
-) -> Cleanup:
+    facets: FacetLister = facets_between_tests,
+) -> Restoration:
     """Restore the state that a test changed.
 
     Args:
@@ -156,20 +156,20 @@ def clean_up(
             elif not _restore(facet, name, then):
                 kept.append(leak)
     reset_compiler()
-    return Cleanup(_named(leaks), _named(kept), None if leaks else facts, tuple(store_keys))
+    return Restoration(_named(leaks), _named(kept), None if leaks else facts, tuple(store_keys))
 
 
-class Tidying:
+class StateRestorer:
     """Keeps the state snapshots of one rank from test to test."""
 
-    def __init__(self, facets: FacetsThere) -> None:
+    def __init__(self, facets: FacetLister) -> None:
         """Take the first snapshot.
 
         Args:
             facets: lists the facets to read.
         """
         self._facets = facets
-        self._pristine = read_facts(facets)
+        self._pristine = read_state(facets)
         # State after the previous test, if nothing had to be restored.
         self._last: Facts | None = None
         self._before: Facts = {}
@@ -177,20 +177,20 @@ class Tidying:
 
     def begin(self, *, shared_fixtures: bool) -> None:
         """Take the snapshot before a test."""
-        before = facts_before(self._last, shared_fixtures=shared_fixtures, facets=self._facets)
+        before = state_before(self._last, shared_fixtures=shared_fixtures, facets=self._facets)
         self._before = self._at_call = before
 
     def note_call(self) -> None:
         """Take the snapshot before the call; changes made by set-up stay."""
-        self._at_call = read_facts(self._facets)
+        self._at_call = read_state(self._facets)
 
     def note_group(self) -> None:
         """Take over the default group that was created for the test."""
-        self._before = with_own_groups(self._before)
+        self._before = with_current_groups(self._before)
 
-    def end(self, *, shared_fixtures: bool) -> Cleanup:
+    def end(self, *, shared_fixtures: bool) -> Restoration:
         """Restore the state after a test."""
-        cleanup = clean_up(
+        cleanup = restore_state(
             self._before,
             self._at_call,
             pristine=self._pristine,

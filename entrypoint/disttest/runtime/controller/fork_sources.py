@@ -29,19 +29,19 @@ from disttest.runtime.controller.collect import modules_of
 from disttest.runtime.controller.fork_line import (
     Collect,
     ForkLine,
-    ParentLost,
+    ForkSourceLost,
     Recipe,
     WorldByLine,
     serve_line,
 )
 from disttest.runtime.controller.fork_server import ForkServer
 from disttest.runtime.controller.hazards import Hazards
-from disttest.runtime.controller.orders import ParentOrder
+from disttest.runtime.controller.orders import ForkSourceOrder
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.world_pool import WorldByFork, WorldStarter
-from disttest.runtime.rank import hygiene
+from disttest.runtime.rank import state_snapshot
 
 # Maximum number of collections without hazardous files; a module that many files share is found in each.
 _ROUNDS = 4
@@ -71,7 +71,7 @@ def _arguments_for_ranks(config: pytest.Config) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def parents_of(
+def fork_sources(
     session: pytest.Session,
     items: Mapping[str, pytest.Item],
     hazards: Hazards,
@@ -80,30 +80,30 @@ def parents_of(
     host: TargetHost,
     scratch: Path,
     apart: bool,
-) -> Iterator[Callable[[], Parents]]:
-    """Create a :class:`Parents` on first use, once for a run, with notes for the reader; close it at the end.
+) -> Iterator[Callable[[], ForkSources]]:
+    """Create a :class:`ForkSources` on first use, once for a run, with notes for the reader; close it at the end.
 
-    The arguments are those of :class:`Parents`.
+    The arguments are those of :class:`ForkSources`.
     """
     with contextlib.ExitStack() as ending:
 
         @functools.cache
-        def make() -> Parents:
-            parents = Parents(
+        def make() -> ForkSources:
+            sources = ForkSources(
                 session, items, hazards, host=host, scratch=scratch, clock=recorder.now, apart=apart
             )
-            ending.callback(parents.close)
+            ending.callback(sources.close)
             reporter = session.config.pluginmanager.getplugin("terminalreporter")
-            for message in parents.notes(hazards):
+            for message in sources.notes(hazards):
                 recorder.noted(message, shown=reporter is not None)
                 if reporter is not None:
                     reporter.write_line(f"disttest: {message}", yellow=True)
-            return parents
+            return sources
 
         yield make
 
 
-class Parents:
+class ForkSources:
     """Chooses the process from which a world is forked.
 
     Args:
@@ -181,7 +181,7 @@ class Parents:
                 return None
             try:
                 collector = _Collector(self._fork_server, clean, scratch / f"collector{number}.log")
-            except ParentLost:
+            except ForkSourceLost:
                 return None
             if not collector.hazards:
                 return collector
@@ -197,7 +197,7 @@ class _Collector:
     """The controller's handle of a fork of the fork server that has collected files.
 
     Raises:
-        ParentLost: the fork failed to collect.
+        ForkSourceLost: the fork failed to collect.
     """
 
     def __init__(self, server: ForkServer, modules: Sequence[str], log: Path) -> None:
@@ -211,7 +211,7 @@ class _Collector:
             )
         try:
             self.line.read()
-        except ParentLost:
+        except ForkSourceLost:
             self.close()
             raise
         collected = msgspec.json.decode(names.with_suffix(".answer.json").read_bytes(), type=CollectedFile)
@@ -225,7 +225,7 @@ class _Collector:
     def close(self) -> None:
         """Close the line and wait for the process to end."""
         self.line.line.close()
-        with contextlib.suppress(ParentLost):
+        with contextlib.suppress(ForkSourceLost):
             self._child.wait(KILL_S)
         self._child.close()
 
@@ -239,12 +239,12 @@ def _rest_pools() -> None:
 # --- in the collector
 
 
-def serve_collected(session: pytest.Session, order: ParentOrder, hazards: Hazards) -> NoReturn:
+def serve_collected(session: pytest.Session, order: ForkSourceOrder, hazards: Hazards) -> NoReturn:
     """Report the collected tests, then fork worlds with them until the controller closes the line."""
     items = {item.nodeid: item for item in session.items}
     Path(order.answer).write_bytes(msgspec.json.encode(CollectedFile(hazards=hazards, tests=tuple(items))))
     _rest_pools()
-    hygiene.look_before_forks()
+    state_snapshot.look_before_forks()
     gc.freeze()
     line = socket.socket(fileno=order.line_fd)
     line.send(b"collected")

@@ -1,6 +1,6 @@
 """What it costs a warm test that all state is read, compared and put back: microseconds by facet, and for a whole test.
 
-    python bench/hygiene.py [--rounds 2000] [--compile]
+    python bench/state_snapshot.py [--rounds 2000] [--compile]
 
 In one process with torch, NumPy and a gloo group, as a rank has them; with ``--compile`` torch.compile's settings too.
 A test is read after its tear-down; what it left is where the next one begins, whether fixtures of a wider scope are alive or
@@ -24,7 +24,7 @@ import numpy  # noqa: F401  # as a rank has it
 import torch
 import torch.distributed as dist
 
-from disttest.runtime.rank import hygiene
+from disttest.runtime.rank import state_snapshot
 from disttest.runtime.rank.facets.facet_table import loaded_facets
 
 AIM_MS = 0.3
@@ -55,23 +55,26 @@ def main() -> None:
     dist.init_process_group("gloo", store=dist.PrefixStore("bench", store), rank=0, world_size=1)
     dist.all_reduce(torch.ones(1))
 
-    pristine = hygiene.read_facts()
+    pristine = state_snapshot.read_state()
 
-    facts = hygiene.read_facts()
+    facts = state_snapshot.read_state()
 
     def a_test() -> None:
-        before = hygiene.facts_before(facts, shared_fixtures=False)
-        cleanup = hygiene.clean_up(before, before, pristine=pristine, shared_fixtures=False)
+        before = state_snapshot.state_before(facts, shared_fixtures=False)
+        cleanup = state_snapshot.restore_state(before, before, pristine=pristine, shared_fixtures=False)
         assert cleanup[:2] == ((), ()), cleanup
 
     def a_test_beside_module_fixtures() -> None:
-        before = hygiene.facts_before(facts, shared_fixtures=True)
-        cleanup = hygiene.clean_up(before, before, pristine=pristine, shared_fixtures=True)
+        before = state_snapshot.state_before(facts, shared_fixtures=True)
+        cleanup = state_snapshot.restore_state(before, before, pristine=pristine, shared_fixtures=True)
         assert cleanup[:2] == ((), ()), cleanup
 
     def a_test_that_sets_them_up() -> None:
-        before, at_call = hygiene.facts_before(facts, shared_fixtures=True), hygiene.read_facts()
-        hygiene.clean_up(before, at_call, pristine=pristine, shared_fixtures=True)
+        before, at_call = (
+            state_snapshot.state_before(facts, shared_fixtures=True),
+            state_snapshot.read_state(),
+        )
+        state_snapshot.restore_state(before, at_call, pristine=pristine, shared_fixtures=True)
 
     for facet in loaded_facets():
         print(f"{facet.kind:24}{microseconds(facet.read, arguments.rounds):8.1f} µs")

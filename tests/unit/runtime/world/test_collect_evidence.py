@@ -11,7 +11,7 @@ import pytest
 
 from disttest.host.proc import catches
 from disttest.runtime.world import evidence
-from disttest.runtime.world.evidence import question
+from disttest.runtime.world.evidence import collect_evidence
 
 LIMIT_S = 0.2
 
@@ -55,17 +55,17 @@ class FakeRank:
         self.asked.append("stacks")
 
     def ask_flight(self, flight: Path) -> None:
-        self.asked.append(f"{flight} after {'whole' if self.has_told_stacks() else 'no'} stacks")
+        self.asked.append(f"{flight} after {'whole' if self.has_all_stacks() else 'no'} stacks")
         self._looks = 0
 
     def answer_size(self) -> int:
         self._looks += 1
         return min(self._looks, self._stacks_at) * 100 if self._stacks_at < 1000 else 0
 
-    def has_told_stacks(self) -> bool:
+    def has_all_stacks(self) -> bool:
         return self._looks >= self._stacks_at
 
-    def has_told_flight(self) -> bool:
+    def has_collectives(self) -> bool:
         self._looks += 1
         return self._looks >= self._flight_at
 
@@ -78,7 +78,7 @@ class FakeRank:
 
 def interview(*ranks: FakeRank) -> list[str]:
     asked = [(cast("evidence.EvidenceSource", rank), Path(f"flight-{k}")) for k, rank in enumerate(ranks)]
-    return [evidence.stacks for evidence in question(asked, limit_s=LIMIT_S)]
+    return [evidence.stacks for evidence in collect_evidence(asked, limit_s=LIMIT_S)]
 
 
 def test_a_rank_is_asked_for_its_collectives_once_its_stacks_are_whole() -> None:

@@ -21,14 +21,14 @@ from disttest.model import (
 from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
 from disttest.results.verdict import judge
 
-_ITS_OWN_FAILURE = re.compile(r"^rank -1 of 1 failed(?: in \w+)?: ")
-_ITSELF = {WorldKind.PROCESS: "the test "}
+_OWN_FAILURE = re.compile(r"^rank -1 of 1 failed(?: in \w+)?: ")
+_NAMES = {WorldKind.PROCESS: "the test "}
 LENIENT_NOTE = "torch's own rules would have passed this test"
 RUN_AGAIN = "failed in reused ranks, and was run again in new ones"
 NEW_RANKS = "had new ranks, as the main process had changed since the last ones began"
 
 
-def judge_hosted(
+def judge_adapted(
     test: TestCase,
     main: RankRecord,
     ranks: Sequence[RankRecord],
@@ -85,25 +85,25 @@ def _is_bad(main: RankRecord) -> bool:
     return main.outcome is None or main.outcome.is_bad or main.end is not RankEnd.REPORTED
 
 
-def _told(message: str, test: TestCase) -> str:
+def _for_main(message: str, test: TestCase) -> str:
     """Adapt messages about ranks to a process that is not one; an isolated test is its own only process."""
     if test.kind is not WorldKind.PROCESS:
         return message.replace("rank -1 of 1", "the main process")
-    alone = _ITS_OWN_FAILURE.sub("", message).replace("rank -1 of 1 still in", "still in")
+    alone = _OWN_FAILURE.sub("", message).replace("rank -1 of 1 still in", "still in")
     return alone.replace("rank -1 of 1", "its process").replace("rank -1", "its process")
 
 
 def _by_main(test: TestCase, result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) -> TestResult:
     """Return the main process's own outcome, worded for a process that is not a rank."""
     bad = result.outcome.is_bad
-    message = _told(result.message, test) if bad else result.message
+    message = _for_main(result.message, test) if bad else result.message
     shown = (main, *ranks) if bad or not ranks else tuple(ranks)
     return msgspec.structs.replace(
         result,
         message=message,
         details=main.details if bad else "",
         notes=tuple(
-            note.replace("rank -1 ", _ITSELF.get(test.kind, "the main process ")) for note in result.notes
+            note.replace("rank -1 ", _NAMES.get(test.kind, "the main process ")) for note in result.notes
         ),
         culprit=None,
         victims=(),
