@@ -116,7 +116,7 @@ def test_work_is_sent_and_dismissal_ends_it(fork):
     child.send({"a": 1}, stall_s=10.0)
 
     wait_children([child], until=lambda: bool(heard))
-    child.dismiss()
+    child.close_input()
     wait_children([child])
 
     assert heard == [b'{"a":1}']

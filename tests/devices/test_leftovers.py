@@ -22,7 +22,7 @@ from disttest.host.leftovers.shared_memory import (
     scan_shm,
     unused_entries,
 )
-from disttest.host.leftovers.sweep import tell_litter
+from disttest.host.leftovers.sweep import describe_leftover
 from disttest.limits import LATER_LITTER_S
 from disttest.model import Outcome, TestResult
 
@@ -116,7 +116,7 @@ ATTEMPTS = (ran("a", 0.0, 4.0), ran("b", 3.0, 6.0))
     ],
 )
 def test_who_ran_then(at_s, told):
-    assert tell_litter(entry("torch_101_7_0", at_s), ATTEMPTS) == told
+    assert describe_leftover(entry("torch_101_7_0", at_s), ATTEMPTS) == told
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ class BoundedChild:
         self._stall_s = stall_s
         self._heard_s = self._clock()
 
-    def dismiss(self) -> None:
+    def close_input(self) -> None:
         """Close the child's input: there is no more work, so it leaves at the end of its input."""
         self._input.close()
 
@@ -272,15 +272,15 @@ def run_bounded(
     return child.ended
 
 
-_speaker: int | None = None
+_message_pipe: int | None = None
 
 
-def speak(message: object) -> None:
+def send_to_parent(message: object) -> None:
     """Send a message to the parent as one line of JSON. Call it in a bounded child only."""
-    assert _speaker is not None, "only a bounded child speaks"
+    assert _message_pipe is not None, "only a bounded child speaks"
     line = msgspec.json.encode(message) + b"\n"
     while line:
-        line = line[os.write(_speaker, line) :]
+        line = line[os.write(_message_pipe, line) :]
 
 
 def run_as_child() -> None:
@@ -292,9 +292,9 @@ def run_as_child() -> None:
 
 def _be_child(parent: int, module: str, arguments: Sequence[str]) -> None:
     """End with the parent, reserve the pipe for messages, and run the module's ``main``."""
-    global _speaker
+    global _message_pipe
     die_with_parent(parent)
     # Output of C libraries goes to stderr. The pipe carries messages only.
-    _speaker = os.dup(1)
+    _message_pipe = os.dup(1)
     os.dup2(2, 1)
     importlib.import_module(module).main(arguments)

@@ -120,14 +120,14 @@ def _may_ask_fork() -> bool:
 
 
 def _ask(torch: Any) -> list[Facts]:
-    told, _ended = ask_fork(lambda: _tell(torch), limit_s=CUDA_ANSWER_S)
+    told, _ended = ask_fork(lambda: _answer(torch), limit_s=CUDA_ANSWER_S)
     try:
         return msgspec.json.decode(told, type=list[Facts])
     except msgspec.DecodeError:
         return []
 
 
-def _tell(torch: Any) -> bytes:
+def _answer(torch: Any) -> bytes:
     leave_answers_to_cuda(torch)
     count = torch.cuda.device_count()
     return msgspec.json.encode([_facts(torch.cuda.get_device_properties(i)) for i in range(count)])

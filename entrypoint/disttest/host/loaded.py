@@ -30,12 +30,12 @@ def _is_being_imported(module: ModuleType) -> bool:
 def reset_compiler() -> None:
     """Discard compiled code, if there is any."""
     if dynamo := loaded("torch._dynamo"):
-        with stand_in(sys.modules, _GRAPHS, _Nothing(_GRAPHS)):
+        with replaced_entry(sys.modules, _GRAPHS, _Nothing(_GRAPHS)):
             dynamo.reset()
 
 
 @contextmanager
-def stand_in(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+def replaced_entry(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
     """Define a name while the context is open, unless it is defined; a value that replaces it meanwhile stays."""
     mine = names.setdefault(name, value) is value
     try:

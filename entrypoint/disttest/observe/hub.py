@@ -55,7 +55,7 @@ _MOST_RESULTS = 10_000
 """Number of unawaited results that are kept. The oldest are dropped."""
 
 _tools: tuple[Tool, ...] = ()
-_told: dict[str, tuple[Callable[..., Any], ...]] = dict.fromkeys(CALLBACKS, ())
+_callbacks: dict[str, tuple[Callable[..., Any], ...]] = dict.fromkeys(CALLBACKS, ())
 _gaps: dict[str, None] = {}
 _store_calls = 0
 calls, waits = itertools.count(1), itertools.count(1)
@@ -67,7 +67,7 @@ def set_tools(tools: Sequence[Tool]) -> None:
     _tools = tuple(tools)
     for name in CALLBACKS:
         overriding = [tool for tool in _tools if getattr(type(tool), name) is not getattr(Tool, name)]
-        _told[name] = tuple(getattr(tool, name) for tool in overriding)
+        _callbacks[name] = tuple(getattr(tool, name) for tool in overriding)
 
 
 def tools() -> tuple[Tool, ...]:
@@ -77,7 +77,7 @@ def tools() -> tuple[Tool, ...]:
 
 def listens(name: str) -> bool:
     """Return whether a tool implements this callback."""
-    return bool(_told[name])
+    return bool(_callbacks[name])
 
 
 def is_idle() -> bool:
@@ -119,10 +119,10 @@ def gaps() -> tuple[str, ...]:
     return tuple(_gaps)
 
 
-def tell(name: str, *args: Any, **kwargs: Any) -> None:
+def notify(name: str, *args: Any, **kwargs: Any) -> None:
     """Notify all tools that implement a callback. Calls that they make are not observed."""
     __tracebackhide__ = True
-    listeners = _told[name]
+    listeners = _callbacks[name]
     if not listeners or thread.quiet:
         return
     thread.quiet = True
@@ -135,7 +135,7 @@ def tell(name: str, *args: Any, **kwargs: Any) -> None:
 
 def takers(name: str) -> tuple[Callable[[Any, Callable[[], Any]], Any], ...]:
     """Return the callbacks that may take over a call."""
-    return _told[name]
+    return _callbacks[name]
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def unobserved() -> Iterator[None]:
         thread.quiet = before
 
 
-def hand_on(name: str, call: Any, run: Callable[[], Any]) -> Any:
+def run_through(name: str, call: Any, run: Callable[[], Any]) -> Any:
     """Run a call through the tools that take it over."""
     __tracebackhide__ = True
     for taker in takers(name):
@@ -172,7 +172,7 @@ def begin_wait(
 ) -> Wait | None:
     """Record that the thread begins to wait; return None if no tool is notified."""
     __tracebackhide__ = True
-    if thread.quiet or not (_told["on_wait"] or _told["on_done"]):
+    if thread.quiet or not (_callbacks["on_wait"] or _callbacks["on_done"]):
         return None
     wait = Wait(
         n=next(waits),
@@ -189,7 +189,7 @@ def begin_wait(
         is_public=is_public,
         roots=roots,
     )
-    tell("on_wait", wait)
+    notify("on_wait", wait)
     return wait
 
 
@@ -197,7 +197,7 @@ def end_wait(wait: Wait | None, error: BaseException | None = None) -> None:
     """Record that the thread has stopped waiting."""
     if wait is None:
         return
-    tell("on_done", wait, error)
+    notify("on_done", wait, error)
     if error is None and queues is not None and queues.are_used:
         queues.note_done(wait)
 

@@ -109,20 +109,20 @@ def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
         below = keys & _BELOW
         if hub.is_idle() or (call := _read(operation, args)) is None:
             return redispatch(below, *args, **kwargs)
-        hub.tell("on_issue", call)
+        hub.notify("on_issue", call)
         hub.thread.last = light = call.without_tensors()
         device = _queue_of(call.group, call.inputs or call.outputs)
         wait = _begin_to_block(operation, light, device)
         try:
-            result = _hand_on(call, redispatch, below, args, kwargs)
+            result = _pass_on(call, redispatch, below, args, kwargs)
         except BaseException as error:
             hub.end_wait(wait, error)
-            hub.tell("on_error", call, error)
+            hub.notify("on_error", call, error)
             raise
         if device is not None and hub.queues is not None:
             hub.queues.note_issued(light, device)
         hub.end_wait(wait)
-        hub.tell("on_return", call, _note_handle(light, result))
+        hub.notify("on_return", call, _note_handle(light, result))
         return result
 
     return kernel
@@ -152,12 +152,12 @@ def _behind(group: Group, tensors: Sequence[torch.Tensor]) -> tuple[str, int] | 
     return None if device is None or hub.queues is None else hub.queues.last_before(device)
 
 
-def _hand_on(call: Call, redispatch: Kernel, below: Any, args: Any, kwargs: Any) -> Any:
+def _pass_on(call: Call, redispatch: Kernel, below: Any, args: Any, kwargs: Any) -> Any:
     """Pass a call to its backend, or to the tools that take it over."""
     __tracebackhide__ = True
     if not hub.takers("take"):
         return redispatch(below, *args, **kwargs)
-    return hub.hand_on("take", call, partial(redispatch, below, *args, **kwargs))
+    return hub.run_through("take", call, partial(redispatch, below, *args, **kwargs))
 
 
 def _note_handle(call: Call, result: Any) -> dist.Work | None:

@@ -278,7 +278,7 @@ def _store_call(original: Original) -> Original:
         if hub.is_idle() or not hub.takers("take_store"):
             return original(self, *args, **kwargs)
         call = StoreCall(name, (*args, *kwargs.values()), call_site(), threading.get_ident())
-        return hub.hand_on("take_store", call, partial(original, self, *args, **kwargs))
+        return hub.run_through("take_store", call, partial(original, self, *args, **kwargs))
 
     return method
 
@@ -305,7 +305,7 @@ def _make_group(original: Original) -> Original:
         ):
             made = original(group_size, group_rank, ranks, *args, **kwargs)
         if isinstance(made[0], dist.ProcessGroup) and not hub.is_idle():
-            hub.tell("on_group", groups.note_made(made[0], tuple(ranks)), made=True)
+            hub.notify("on_group", groups.note_made(made[0], tuple(ranks)), made=True)
         return made
 
     return make
@@ -319,7 +319,7 @@ def _shutdown(original: Original) -> Original:
         if (group := groups.forget(self)) is not None:
             if hub.queues is not None:
                 hub.queues.forget(group.name)
-            hub.tell("on_group", group, made=False)
+            hub.notify("on_group", group, made=False)
 
     return shutdown
 
@@ -329,7 +329,7 @@ def _abort(original: Original) -> Original:
         __tracebackhide__ = True
         original(self)
         if not hub.is_idle():
-            hub.tell("on_abort", groups.known(self).group)
+            hub.notify("on_abort", groups.known(self).group)
 
     return abort
 

@@ -68,7 +68,7 @@ def _dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None)
         if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
             return NotImplemented  # the subclass unwraps its tensors, and its inner operations arrive here
     elif _asking:
-        hub.tell("on_op", func, args, kwargs or {})
+        hub.notify("on_op", func, args, kwargs or {})
     thread = _thread
     thread.handling += 1
     try:
@@ -91,7 +91,7 @@ def ask(tool: object) -> None:
     _enter()
 
 
-def stand_by() -> None:
+def prepare() -> None:
     """Observe this thread from now on, although no tool is notified before one requests it."""
     # torch gives each node of a graph the modes that are active when its backward pass begins, so a later start would
     # be too late.
@@ -180,7 +180,7 @@ def _reading(original: Original) -> Original:
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if _asking:
-            hub.tell("on_op", original, (self, *args), kwargs)
+            hub.notify("on_op", original, (self, *args), kwargs)
         return original(self, *args, **kwargs)
 
     return read

@@ -161,7 +161,7 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
             )
         return [command, *_flags(own, values), *tail]
     if in_place and command in IN_CONTAINER:
-        _refuse_containment(inputs, values)
+        _refuse_without_container(inputs, values)
     if in_place or command not in IN_CONTAINER:
         return [command, *_flags([one for one in own if not one.is_for_nodes], values), *tail]
     outer = _flags([one for one in inputs if one.launch and not one.launch.in_environment], values)
@@ -169,7 +169,7 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
     return ["launch", *outer, command, *inner, *tail]
 
 
-def _refuse_containment(inputs: Sequence[Input], values: Mapping[str, str]) -> None:
+def _refuse_without_container(inputs: Sequence[Input], values: Mapping[str, str]) -> None:
     """Refuse inputs that only a container can honour, instead of running without it.
 
     Raises:
@@ -177,9 +177,9 @@ def _refuse_containment(inputs: Sequence[Input], values: Mapping[str, str]) -> N
     """
     for one in inputs:
         off = (one.default, "false") if one.launch and one.launch.is_switch else (one.default,)
-        if one.launch and one.launch.contained and values[one.name].lower() not in off:
+        if one.launch and one.launch.outside_container and values[one.name].lower() not in off:
             raise UsageError(
-                f"input {one.name}: no container is started here, as disttest is installed: {one.launch.contained}"
+                f"input {one.name}: no container is started here, as disttest is installed: {one.launch.outside_container}"
             )
 
 

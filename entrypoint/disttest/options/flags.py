@@ -218,7 +218,7 @@ def _flag(option: Option, type_: Type, *, shown: bool) -> Decorator:
 
 
 def _foreign_flag(option: Option) -> Decorator:
-    def hand_on(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
+    def set_value(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
         words = context.meta.setdefault(_HANDED_ON, [])
         for value in given if option.many else (given,):
             if value is not None:
@@ -229,14 +229,14 @@ def _foreign_flag(option: Option) -> Decorator:
         option.flag,
         cls=_ForeignSwitch if option.is_switch else ForeignOption,
         multiple=option.many,
-        callback=hand_on,
+        callback=set_value,
         expose_value=False,
         hidden=True,
     )
 
 
 def _pytest_flag(word: PytestWord, *, hidden: bool = False) -> Decorator:
-    def hand_on(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
+    def set_value(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
         if given:
             values = given if word.many else [given]
             words = [part for value in values for part in (word.flags[0], value)]
@@ -247,7 +247,7 @@ def _pytest_flag(word: PytestWord, *, hidden: bool = False) -> Decorator:
         *word.flags,
         cls=PytestOption,
         help=word.help,
-        callback=hand_on,
+        callback=set_value,
         expose_value=False,
         hidden=hidden,
         **valued,

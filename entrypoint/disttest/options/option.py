@@ -44,7 +44,7 @@ class Option(Frozen):
     """Minimum length of a secret value on the command line, in characters."""
     in_environment: bool = False
     """Whether the action passes it in a variable, because it may hold a secret and command lines are public."""
-    contained: str = ""
+    outside_container: str = ""
     """Advice for users who give it where no container is started, which is an error; empty if nothing is lost."""
     has_variable: bool = False
     """Whether ``DISTTEST_NAME`` is read if the flag is not given."""

@@ -58,12 +58,12 @@ def build_batches(
     pieces = [
         *cut(first, timings, slots, spare),
         *cut(beside, timings, cpu_slots, 0),
-        *_contained(tests, timings),
+        *_isolated(tests, timings),
     ]
     return tuple(_batch(number, piece, timings, failed) for number, piece in enumerate(pieces, 1))
 
 
-def _contained(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
+def _isolated(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
     """Group isolated ordinary tests."""
     # Those of a file share a process, and some files share one; they run in sequence.
     processes: dict[tuple[str, Isolation], list[TestCase]] = {}

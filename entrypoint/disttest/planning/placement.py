@@ -13,7 +13,7 @@ class SlotPool:
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         self._known = {slot.name: slot for slot in slots}
-        self._lent: dict[str, Slot] = {}
+        self._spare: dict[str, Slot] = {}
         self._held: set[str] = set()
         self._taken: set[str] = set()
         self._free: dict[str, list[tuple[int, str]]] = {}
@@ -43,24 +43,24 @@ class SlotPool:
             taken += self._take_from(largest, min(count - len(taken), len(self._free[largest])))
         return taken
 
-    def give_back(self, slots: Iterable[Slot]) -> None:
+    def return_slots(self, slots: Iterable[Slot]) -> None:
         """Return slots to the pool, except those quarantined meanwhile; slots on hold stay on hold."""
         for slot in slots:
             self._taken.discard(slot.name)
-            if slot.name in self._lent or (slot.name in self._known and slot.name not in self._held):
+            if slot.name in self._spare or (slot.name in self._known and slot.name not in self._held):
                 self._put_back(slot)
 
-    def lend(self, slot: Slot) -> None:
+    def add_spare(self, slot: Slot) -> None:
         """Add a borrowed slot until it is recalled. It does not count in ``total``."""
-        if slot.name in self._lent:
+        if slot.name in self._spare:
             return
-        self._lent[slot.name] = slot
+        self._spare[slot.name] = slot
         if slot.name not in self._taken:  # taken before it was recalled
             self._put_back(slot)
 
     def recall(self, slot: Slot) -> None:
         """Remove a borrowed slot. A batch that runs on it may finish."""
-        if self._lent.pop(slot.name, None):
+        if self._spare.pop(slot.name, None):
             self._withdraw(slot)
 
     def hold(self, slot: Slot) -> None:
@@ -79,7 +79,7 @@ class SlotPool:
 
     def quarantine(self, slot: Slot) -> None:
         """Never hand out a free or taken slot again."""
-        if self._known.pop(slot.name, None) or self._lent.pop(slot.name, None):
+        if self._known.pop(slot.name, None) or self._spare.pop(slot.name, None):
             self._withdraw(slot)
 
     def _withdraw(self, slot: Slot) -> None:
@@ -98,4 +98,4 @@ class SlotPool:
         del free[:count]
         self.free -= count
         self._taken.update(name for _, name in taken)
-        return tuple(self._known.get(name) or self._lent[name] for _, name in taken)
+        return tuple(self._known.get(name) or self._spare[name] for _, name in taken)

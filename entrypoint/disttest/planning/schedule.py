@@ -77,7 +77,7 @@ class Scheduler(Protocol):
     def release(self, slots: Iterable[Slot]) -> None:
         """Use these slots again."""
 
-    def lend(self, slots: Iterable[Slot]) -> None:
+    def add_spare(self, slots: Iterable[Slot]) -> None:
         """Use these borrowed slots, too, until they are recalled."""
 
     def recall(self, slots: Iterable[Slot]) -> None:
@@ -153,7 +153,7 @@ class _Lane:
     def end(self, running: _Running) -> None:
         """Free the slots of a batch."""
         self.running.pop(bisect_left(self.running, _ends(running), key=_ends))
-        self.pool.give_back(running.slots)
+        self.pool.return_slots(running.slots)
         self._count(running, -1)
 
     def _first(
@@ -277,11 +277,11 @@ class BatchScheduler:
         for slot in slots:
             self._lanes[slot.device].pool.release(slot)
 
-    def lend(self, slots: Iterable[Slot]) -> None:
+    def add_spare(self, slots: Iterable[Slot]) -> None:
         """Use these borrowed slots until they are recalled. Widths and promised times ignore them."""
         # Counted, a world of four ranks on two processors would wait until the machine is idle.
         for slot in slots:
-            self._lanes[slot.device].pool.lend(slot)
+            self._lanes[slot.device].pool.add_spare(slot)
 
     def recall(self, slots: Iterable[Slot]) -> None:
         """Start nothing more on these borrowed slots."""

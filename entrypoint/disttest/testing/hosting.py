@@ -83,7 +83,7 @@ def provide_host(host: RankHost | None) -> None:
     _host = host
 
 
-def tell_of_threads(size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
+def report_rank_threads(size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
     """Have the host, if there is one, report ranks that were threads of this process."""
     if _host is not None:
         _host.report_threads(size, raised)

@@ -80,7 +80,7 @@ def _checked(check: Check) -> Callable[[Method], Method]:
             skip = check()
             if skip is None:
                 return method(*args, **kwargs)
-            return _leave_or_tell(skip, args)
+            return _exit_or_skip(skip, args)
 
         setattr(wrapper, ATTRIBUTE, (check, *getattr(method, ATTRIBUTE, ())))
         return wrapper  # type: ignore[return-value]
@@ -88,7 +88,7 @@ def _checked(check: Check) -> Callable[[Method], Method]:
     return decorate
 
 
-def _leave_or_tell(skip: TestSkip, args: tuple[Any, ...]) -> None:
+def _exit_or_skip(skip: TestSkip, args: tuple[Any, ...]) -> None:
     handle = getattr(args[0], "_handle_test_skip", None) if args else None
     if handle is None:
         sys.exit(skip.exit_code)  # noqa: TID251  # torch's convention for a rank that skips

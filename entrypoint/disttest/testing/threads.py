@@ -26,7 +26,7 @@ from disttest.clock import monotonic
 from disttest.options.values import check_world_size
 from disttest.results.exit_codes import SKIP_MESSAGES, TEST_SKIPS
 from disttest.testing.helpers import TIMEOUT_DEFAULT
-from disttest.testing.hosting import tell_of_threads
+from disttest.testing.hosting import report_rank_threads
 from disttest.testing.processes import DEFAULT_WORLD_SIZE, check_method
 
 Failure = tuple[int, tuple[Any, Any, Any]]
@@ -78,7 +78,7 @@ class ThreadedWorld:
             names = ", ".join(f"Thread {rank}" for rank in stuck)
             raise RuntimeError(f"{names} terminated or timed out after {limit_s:g} seconds\n{stacks}")
         failures = _drain(self.failures)
-        tell_of_threads(len(self.threads), [(rank, exc_info[1]) for rank, exc_info in failures])
+        report_rank_threads(len(self.threads), [(rank, exc_info[1]) for rank, exc_info in failures])
         evaluate(failures)
 
     def _stack(self, rank: int) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from disttest.host.bounded import speak
+from disttest.host.bounded import send_to_parent
 
 
 def say_three() -> None:
@@ -19,11 +19,11 @@ def say_three() -> None:
     libc.puts(b"printed by C")
     libc.fflush(None)
     for number in range(3):
-        speak({"n": number})
+        send_to_parent({"n": number})
 
 
 def large() -> None:
-    speak("x" * 3_000_000)
+    send_to_parent("x" * 3_000_000)
 
 
 def fail() -> None:
@@ -35,7 +35,7 @@ def crash() -> None:
 
 
 def sleep() -> None:
-    speak("ready")
+    send_to_parent("ready")
     time.sleep(600)
 
 
@@ -45,13 +45,13 @@ def ignore_term() -> None:
 
 
 def hold_the_gil() -> None:
-    speak("ready")
+    send_to_parent("ready")
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
 def chatter() -> None:
     while True:
-        speak("still here")
+        send_to_parent("still here")
         time.sleep(0.3)
 
 
@@ -63,12 +63,12 @@ def flood() -> None:
 
 def grandchild() -> None:
     process = subprocess.Popen(["sleep", "600"])
-    speak(process.pid)
+    send_to_parent(process.pid)
 
 
 def echo() -> None:
     for line in sys.stdin:
-        speak(json.loads(line))
+        send_to_parent(json.loads(line))
 
 
 def main(arguments) -> None:

@@ -202,14 +202,14 @@ def test_slots_that_are_lent_take_one_more_batch_until_they_are_recalled() -> No
     assert 2 == scheduler.narrowest
     assert ["a"] == names(list(scheduler.due()))
 
-    scheduler.lend(spare[:2])
+    scheduler.add_spare(spare[:2])
     (start,) = scheduler.due()
     assert ("b", spare[:2]) == (start.batch.batch_id, start.slots)
     scheduler.recall(spare[:2])
     scheduler.ended("b")
     assert [] == list(scheduler.due())
 
-    scheduler.lend(spare)
+    scheduler.add_spare(spare)
     assert ["c", "d"] == names(list(scheduler.due()))
     assert 0 == scheduler.narrowest
 
@@ -217,7 +217,7 @@ def test_slots_that_are_lent_take_one_more_batch_until_they_are_recalled() -> No
 def test_of_slots_that_were_lent_some_are_recalled() -> None:
     scheduler, _ = scheduler_of(slots(1), *(batch(name) for name in "abcdef"))
     spare = slots(4)[1:]
-    scheduler.lend(spare)
+    scheduler.add_spare(spare)
     assert 4 == len(list(scheduler.due()))
 
     scheduler.recall(spare[1:])
@@ -230,11 +230,11 @@ def test_of_slots_that_were_lent_some_are_recalled() -> None:
 def test_slots_that_are_lent_again_while_something_runs_on_them_are_used_after_it() -> None:
     scheduler, _ = scheduler_of(slots(1), *(batch(name) for name in "abc"))
     spare = slots(2)[1:]
-    scheduler.lend(spare)
+    scheduler.add_spare(spare)
     assert ["a", "b"] == names(list(scheduler.due()))
 
     scheduler.recall(spare)
-    scheduler.lend(spare)
+    scheduler.add_spare(spare)
     assert [] == list(scheduler.due())
     scheduler.ended("b")
 
@@ -244,7 +244,7 @@ def test_slots_that_are_lent_again_while_something_runs_on_them_are_used_after_i
 def test_a_world_is_as_wide_as_the_machine_whatever_is_lent() -> None:
     scheduler, _ = scheduler_of(slots(2), batch("running", 2))
     list(scheduler.due())
-    scheduler.lend(slots(8)[2:])
+    scheduler.add_spare(slots(8)[2:])
     scheduler.submit(batch("wider than the machine", 4))
     scheduler.submit(batch("other", 2))
 
@@ -253,7 +253,7 @@ def test_a_world_is_as_wide_as_the_machine_whatever_is_lent() -> None:
 
 def test_nothing_is_lent_to_an_exclusive_batch_nor_runs_beside_it() -> None:
     scheduler, _ = scheduler_of(slots(2), batch("alone", 2, exclusive=True), batch("other", 2))
-    scheduler.lend(slots(4)[2:])
+    scheduler.add_spare(slots(4)[2:])
 
     assert ["alone"] == names(list(scheduler.due()))
 
@@ -261,7 +261,7 @@ def test_nothing_is_lent_to_an_exclusive_batch_nor_runs_beside_it() -> None:
 def test_a_slot_that_was_lent_and_is_lost_is_lost() -> None:
     scheduler, _ = scheduler_of(slots(1), batch("own", 1), batch("lent", 1), batch("waits", 1))
     spare = slots(2)[1:]
-    scheduler.lend(spare)
+    scheduler.add_spare(spare)
     assert ["own", "lent"] == names(list(scheduler.due()))
 
     scheduler.ended("lent", quarantined=spare)

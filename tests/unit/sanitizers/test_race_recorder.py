@@ -46,7 +46,7 @@ class Operations:
     asked = False
     stands_by = False
 
-    def stand_by(self):
+    def prepare(self):
         self.stands_by = True
 
     def ask(self, tool):

@@ -22,7 +22,7 @@ OPTIONS = (
         "Image to start.",
         default="",
         otherwise="the released one of this version",
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -50,7 +50,7 @@ OPTIONS = (
         "requirements",
         path("FILE"),
         "Install what this file for pip names into the image first, once; its torch stays.",
-        contained=INSTALLED,
+        outside_container=INSTALLED,
         inputs=("run", "plan"),
     ),
     _launch(
@@ -58,7 +58,7 @@ OPTIONS = (
         text("DIR[EXTRAS]"),
         "Install the project in this folder into the image first, with what it requires: . or .[test].",
         default="",
-        contained=INSTALLED,
+        outside_container=INSTALLED,
         inputs=("run", "plan"),
     ),
     _launch(
@@ -74,7 +74,7 @@ OPTIONS = (
         text("CHOICE"),
         "User of the container: auto (the workspace's owner), image, or UID:GID.",
         default=AUTO,
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -105,7 +105,7 @@ OPTIONS = (
         text("PATH[:ro]"),
         "One more folder of the host.",
         many=True,
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -114,7 +114,7 @@ OPTIONS = (
         "One more variable for the container.",
         many=True,
         in_environment=True,
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -122,7 +122,7 @@ OPTIONS = (
         text("NAME"),
         "Network of the container, such as none or host.",
         default="",
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -130,7 +130,7 @@ OPTIONS = (
         SWITCH,
         "Mount the image read-only.",
         default=False,
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -139,7 +139,7 @@ OPTIONS = (
         "Memory limit of the container, such as 16g; it gets no swap.",
         default=0,
         otherwise="no limit",
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -147,7 +147,7 @@ OPTIONS = (
         WHOLE,
         "How many processes and threads the container may have; 0: no limit.",
         otherwise=f"{PIDS_LIMIT}",
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -156,7 +156,7 @@ OPTIONS = (
         "Size of /dev/shm, such as 8g.",
         default=0,
         otherwise="half of the memory",
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -165,7 +165,7 @@ OPTIONS = (
         "The container ends after that, watched or not.",
         default=0.0,
         otherwise="six hours, or a minute more than the deadline",
-        contained=CONTAINED,
+        outside_container=CONTAINED,
         inputs=_launched,
     ),
     _launch(

@@ -87,7 +87,7 @@ class MpsDaemon:
             return
         servers = children_of(self._child.pid)
         if self.lives and self._binary:
-            _tell(self._binary, self.environment, "quit -t 1")
+            _send_command(self._binary, self.environment, "quit -t 1")
             self._child.has_ended(within_s=MPS_ANSWER_S)
         end_all([self._child])
         self._child.close()
@@ -97,7 +97,7 @@ class MpsDaemon:
 
 def answers(binary: str, environment: dict[str, str]) -> bool:
     """Return whether a daemon answers at these pipes. Existing pipes prove nothing: they remain when it is killed."""
-    return _tell(binary, environment, "get_server_list") == 0
+    return _send_command(binary, environment, "get_server_list") == 0
 
 
 def usable_daemon(environ: dict[str, str]) -> bool:
@@ -111,7 +111,7 @@ def usable_daemon(environ: dict[str, str]) -> bool:
     return is_ours and bool(binary) and answers(str(binary), {PIPE_VARIABLE: str(folder)})
 
 
-def _tell(binary: str, environment: dict[str, str], command: str) -> int:
+def _send_command(binary: str, environment: dict[str, str], command: str) -> int:
     """Send the daemon a command; return its exit code, or 1 if there is no answer in time."""
     try:
         ended = subprocess.run(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml as nvml
 
-from disttest.host.bounded import speak
+from disttest.host.bounded import send_to_parent
 from disttest.host.devices.machine import Gpu, GpuProcess, MigSlice
 from disttest.host.devices.probe_messages import (
     Asking,
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
     options = _parse(arguments)
     if options.library:
         nvml.nvmlLib = CDLL(options.library)
-    speak(Asking(what="nvmlInit"))
+    send_to_parent(Asking(what="nvmlInit"))
     try:
         nvml.nvmlInit()
         if options.watch:
@@ -77,11 +77,11 @@ def main(arguments: Sequence[str]) -> None:
         else:
             _ask_machine(frozenset(options.skip), only_processes=False)
     except nvml.NVMLError as error:
-        speak(ProbeRefused(code=error.value, message=str(error)))
+        send_to_parent(ProbeRefused(code=error.value, message=str(error)))
         return
-    speak(Asking(what="nvmlShutdown"))
+    send_to_parent(Asking(what="nvmlShutdown"))
     nvml.nvmlShutdown()
-    speak(Done())
+    send_to_parent(Done())
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -97,12 +97,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _answer_questions(skip: frozenset[int]) -> None:
     for _ in sys.stdin:
         _ask_machine(skip, only_processes=True)
-        speak(QuestionAnswered())
+        send_to_parent(QuestionAnswered())
 
 
 def _ask_machine(skip: frozenset[int], *, only_processes: bool) -> None:
     count = nvml.nvmlDeviceGetCount()
-    speak(
+    send_to_parent(
         Driver(
             gpus=count,
             driver=_ask(nvml.nvmlSystemGetDriverVersion) or "",
@@ -113,15 +113,15 @@ def _ask_machine(skip: frozenset[int], *, only_processes: bool) -> None:
     handles = {}
     for index in range(count):
         if index not in skip:
-            speak(Asking(what="asking the GPU", gpu=index))
+            send_to_parent(Asking(what="asking the GPU", gpu=index))
             gpu, handle = _ask_gpu(index, only_processes=only_processes)
-            speak(Found(gpu=gpu))
+            send_to_parent(Found(gpu=gpu))
             if handle is not None and not gpu.fault:
                 handles[index] = handle
     if not only_processes and len(handles) > 1:
-        speak(Asking(what="how the GPUs are connected"))
+        send_to_parent(Asking(what="how the GPUs are connected"))
         for link in _ask_links(handles):
-            speak(link)
+            send_to_parent(link)
 
 
 def _version(number: int) -> str:
@@ -152,7 +152,7 @@ def _ask_gpu(index: int, *, only_processes: bool) -> tuple[Gpu, Any]:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         facts.update(_identity(handle))
         # Reported before the other questions, so that a failure from now on belongs to a GPU with a name.
-        speak(Found(gpu=Gpu(**facts)))
+        send_to_parent(Found(gpu=Gpu(**facts)))
         for group in _WHO_HOLDS_IT if only_processes else _GROUPS:
             facts.update(group(handle))
     except nvml.NVMLError as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from disttest.host.bounded import run_bounded, speak
+from disttest.host.bounded import run_bounded, send_to_parent
 from disttest.host.fork_question import ask_fork
 from disttest.limits import DRIVER_TOTAL_S
 from disttest.model import Frozen
@@ -63,7 +63,7 @@ def ask_torch(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
     return facts
 
 
-def tell_of_torch() -> TorchFacts:
+def local_torch_facts() -> TorchFacts:
     """Describe torch. This imports torch and initialises nothing."""
     import torch
 
@@ -79,7 +79,7 @@ def ask_in_fork(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
     except msgspec.DecodeError:
         why = f"gave no answer within {timeout_s:.0f} s" if ended is None else f"ended with {ended}"
         error = f"initialising the devices: the process that asked {why}"
-        return msgspec.structs.replace(tell_of_torch(), error=error)
+        return msgspec.structs.replace(local_torch_facts(), error=error)
 
 
 def built_for() -> dict[str, str]:
@@ -108,8 +108,8 @@ def has_accelerator() -> bool:
 
 def main(_arguments: Sequence[str]) -> None:
     """Write the facts about torch, then those about its devices."""
-    speak(tell_of_torch())
-    speak(_all_facts())
+    send_to_parent(local_torch_facts())
+    send_to_parent(_all_facts())
 
 
 def _all_facts() -> TorchFacts:

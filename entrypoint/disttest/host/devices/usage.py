@@ -92,10 +92,10 @@ class GpuWatch:
             skip=self._faults,
             timeout_s=math.inf,
             stall_s=self._stall_s,
-            on_line=self._hear,
+            on_line=self._on_line,
         )
 
-    def _hear(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         try:
             message = _decoder.decode(line)
         except msgspec.DecodeError:

@@ -77,9 +77,9 @@ class Lease:
             InfrastructureError: the quarantine cannot be recorded; the slot stays in this lease.
         """
         self._notes.add(slot.uuid or slot.name.replace(":", "-"), reason, pid=pid)
-        self.give_back(slot)
+        self.release_slot(slot)
 
-    def give_back(self, slot: Slot) -> None:
+    def release_slot(self, slot: Slot) -> None:
         """Release one slot."""
         self._held.pop(slot).release()
 
@@ -90,7 +90,7 @@ class Lease:
     def release(self) -> None:
         """Release all slots; repeated calls are harmless."""
         for slot in self.slots:
-            self.give_back(slot)
+            self.release_slot(slot)
 
     def __enter__(self) -> Self:
         return self

@@ -37,7 +37,7 @@ class Sweep:
             yield words, nodeid
         new = unused_entries(lambda entry: entry.identity not in self._before)
         ran = attempts() if new else ()
-        told = list(filter(None, (tell_litter(entry, ran) for entry in new)))
+        told = list(filter(None, (describe_leftover(entry, ran) for entry in new)))
         if told:
             more = [f"{len(told) - _MOST_NAMED} more"] if len(told) > _MOST_NAMED else []
             names = ", ".join([*told[:_MOST_NAMED], *more])
@@ -47,7 +47,7 @@ class Sweep:
             )
 
 
-def tell_litter(entry: ShmEntry, attempts: Collection[TestResult]) -> str:
+def describe_leftover(entry: ShmEntry, attempts: Collection[TestResult]) -> str:
     """Describe a forgotten file and the tests that ran when it was made; empty if none did. Pure."""
     ran = [
         result.nodeid

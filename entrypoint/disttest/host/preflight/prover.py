@@ -15,8 +15,8 @@ from typing import Self
 
 import msgspec
 
-from disttest.host.bounded import BoundedChild, speak, wait_children
-from disttest.host.devices.torch_facts import TorchFacts, tell_of_torch
+from disttest.host.bounded import BoundedChild, send_to_parent, wait_children
+from disttest.host.devices.torch_facts import TorchFacts, local_torch_facts
 from disttest.host.devices.torch_sight import look_at_devices
 from disttest.host.preflight.messages import Level, PreflightResult, Target
 from disttest.host.preflight.steps import WORKER, Bounds, prove_all
@@ -60,7 +60,7 @@ class Prover:
         self._answer: bytes | None = None
         arguments = [worker, msgspec.json.encode(self._bounds).decode()]
         self._child = BoundedChild(
-            _MODULE, arguments, timeout_s=math.inf, stall_s=self._bounds.start, on_line=self._hear
+            _MODULE, arguments, timeout_s=math.inf, stall_s=self._bounds.start, on_line=self._on_line
         )
 
     def __enter__(self) -> Self:
@@ -134,7 +134,7 @@ class Prover:
             (order, limit_s), self._order = self._order, None
             self._child.send(order, stall_s=limit_s)
 
-    def _hear(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         self._child.expect()
         if self._torch is None:
             self._torch = msgspec.json.decode(line, type=TorchFacts)
@@ -150,11 +150,13 @@ def main(arguments: Sequence[str]) -> None:
     """Import torch, report it, then execute orders until the input ends."""
     worker, bounds = arguments[0], msgspec.json.decode(arguments[1], type=Bounds)
     importlib.import_module(worker)  # it imports torch
-    speak(tell_of_torch())
+    send_to_parent(local_torch_facts())
     sight = look_at_devices()
     for line in sys.stdin:
         match _orders.decode(line):
             case _AskDevices():
-                speak(sight.torch)
+                send_to_parent(sight.torch)
             case _Prove(targets=targets, level=level):
-                speak(prove_all(targets, level=level, worker=worker, bounds=bounds, fork=sight.by_forks))
+                send_to_parent(
+                    prove_all(targets, level=level, worker=worker, bounds=bounds, fork=sight.by_forks)
+                )

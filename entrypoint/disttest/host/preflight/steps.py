@@ -145,7 +145,7 @@ class _Worker:
             starter.module,
             timeout_s=starter.bounds.total,
             stall_s=starter.bounds.start,
-            on_line=self._hear,
+            on_line=self._on_line,
             # Set from the start: once CUDA is initialised, which an import may do, it no longer reads the variable.
             variables={"CUDA_VISIBLE_DEVICES": visible} if visible else {},
             fork=starter.fork,
@@ -160,7 +160,7 @@ class _Worker:
         self.idle = False
         self.child.send(job, stall_s=stall_s)
 
-    def _hear(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         try:
             word = _decoder.decode(line)
         except msgspec.DecodeError:
@@ -199,7 +199,7 @@ class _Preflight:
         everyone = [*self.workers.values(), *([self.pairs_worker] if self.pairs_worker else [])]
         for worker in everyone:
             if worker.settled and worker.child.ended is None:
-                worker.child.dismiss()
+                worker.child.close_input()
                 worker.child.expect(1.0)
             else:
                 worker.child.kill()

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from disttest.host.bounded import speak
+from disttest.host.bounded import send_to_parent
 from disttest.host.preflight.bench import Bench, CheckFailed, Collectives, Measure, copy_between
 from disttest.host.preflight.messages import (
     PAIR_CHECK,
@@ -46,11 +46,11 @@ class Worker:
         # Ranks on the CPU share the machine; with one thread each they do not wait for each other.
         torch.set_num_threads(1)
         decoder = msgspec.json.Decoder(AnyJob)
-        speak(Ready())
+        send_to_parent(Ready())
         for line in sys.stdin:
             self._do(decoder.decode(line))
             _return_memory()
-            speak(Ready())
+            send_to_parent(Ready())
             if self._torn:
                 return
 
@@ -66,7 +66,7 @@ class Worker:
     def _pairs(self, job: PairsJob) -> None:
         benches = [self._bench(target, job.level, index) for index, target in enumerate(job.targets)]
         for pair in job.pairs:
-            speak(Began(check=PAIR_CHECK, pair=pair))
+            send_to_parent(Began(check=PAIR_CHECK, pair=pair))
             first, second = (benches[place] for place in pair)
             _measure(lambda first=first, second=second: copy_between(first, second))  # type: ignore[misc]
 
@@ -81,7 +81,7 @@ class Worker:
     def _run_all(self, checks: Sequence[Callable[[], Measure | None]]) -> bool:
         """Run checks until one fails; return whether all passed."""
         for check in checks:
-            speak(Began(check=check.__name__))
+            send_to_parent(Began(check=check.__name__))
             if not _measure(check):
                 return False
         return True
@@ -100,12 +100,12 @@ def _measure(check: Callable[[], Measure | None]) -> bool:
     try:
         value, unit = check() or (None, "")
     except CheckFailed as failure:
-        speak(Measured(passed=False, message=str(failure), accused=failure.accused))
+        send_to_parent(Measured(passed=False, message=str(failure), accused=failure.accused))
         return False
     except Exception as error:  # noqa: BLE001 - any error of a device's library is a finding
-        speak(Measured(passed=False, message=f"{type(error).__name__}: {_first_line(error)}"))
+        send_to_parent(Measured(passed=False, message=f"{type(error).__name__}: {_first_line(error)}"))
         return False
-    speak(Measured(passed=True, value=value, unit=unit, duration_s=time.perf_counter() - started_s))
+    send_to_parent(Measured(passed=True, value=value, unit=unit, duration_s=time.perf_counter() - started_s))
     return True
 
 

@@ -44,17 +44,17 @@ class OneResultEach:
     def _make(self, item: pytest.Item, reports: list[pytest.TestReport]) -> None:
         _lead(self._listener.pytest_runtest_setup(item))
         if not any(report.when == "setup" for report in reports):
-            self._tell(item, _passed(item))
+            self._write_result(item, _passed(item))
         for report in reports:
             if report.when == "teardown":
                 _lead(self._listener.pytest_runtest_teardown(item))
-            self._tell(item, report)
+            self._write_result(item, report)
         whole_s = sum(report.duration or 0.0 for report in reports)
         result = self._listener.allure_logger.get_test(None)
         if result is not None:
             result.start = result.stop - round(1000 * whole_s)
 
-    def _tell(self, item: pytest.Item, report: pytest.TestReport) -> None:
+    def _write_result(self, item: pytest.Item, report: pytest.TestReport) -> None:
         call = SimpleNamespace(excinfo=_exception_of(report))
         _lead(
             self._listener.pytest_runtest_makereport(item, call), SimpleNamespace(get_result=lambda: report)

@@ -32,7 +32,7 @@ def disttest_addoptions() -> Sequence[Option]:
 def disttest_load_parts(config: pytest.Config) -> None:
     """Import the parts of processes and their supervisors."""
     del config
-    from disttest.plugins.contain import contained, contained_world  # noqa: F401
+    from disttest.plugins.contain import isolated_process, isolated_world  # noqa: F401
 
 
 @hookimpl
@@ -42,9 +42,9 @@ def disttest_place_tests(
     """Move tests into a process for each file, unless something prevents it."""
     if not ISOLATE_FILES.of(options):
         return ()
-    from disttest.plugins.contain.placing import place_contained
+    from disttest.plugins.contain.placing import place_isolated
 
-    return place_contained(pairs, config, options)
+    return place_isolated(pairs, config, options)
 
 
 @hookimpl
@@ -61,9 +61,9 @@ def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
     """Return the supervisor of isolated tests."""
     if order.tests[0].kind is not WorldKind.PROCESS:
         return None
-    from disttest.plugins.contain.contained_world import ContainedWorld
+    from disttest.plugins.contain.isolated_world import IsolatedWorld
 
-    return ContainedWorld
+    return IsolatedWorld
 
 
 @hookimpl
@@ -71,9 +71,9 @@ def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
     """Return the main function of an isolated process."""
     if spec.kind is not WorldKind.PROCESS:
         return None
-    from disttest.plugins.contain.contained import serve_contained
+    from disttest.plugins.contain.isolated_process import serve_isolated
 
-    return serve_contained
+    return serve_isolated
 
 
 @hookimpl(wrapper=True)
@@ -82,6 +82,6 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult
     result = yield
     if attempt.test.kind is not WorldKind.PROCESS:
         return result
-    from disttest.plugins.contain.contained_world import with_deaths
+    from disttest.plugins.contain.isolated_world import with_deaths
 
     return with_deaths(result, attempt.ranks[0])

@@ -36,7 +36,7 @@ Pairs = list[tuple[pytest.Item, TestCase]]
 
 # Opt-in: a change that one file makes to a module is not visible in the next file. Files run one after another,
 # because ordinary tests use fixed ports and files.
-def place_contained(pairs: Pairs, config: pytest.Config, options: RunOptions) -> list[str]:
+def place_isolated(pairs: Pairs, config: pytest.Config, options: RunOptions) -> list[str]:
     """Place tests without a world into isolated processes.
 
     Args:

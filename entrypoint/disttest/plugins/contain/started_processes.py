@@ -48,7 +48,7 @@ class Descendants:
             elif pid not in self._dead:
                 self._dead.add(pid)
                 if ended.code != 0:
-                    news.append(self._told(pid, ended))
+                    news.append(self._describe(pid, ended))
         return tuple(news)
 
     def describe(self, stacks: Path) -> str:
@@ -74,7 +74,7 @@ class Descendants:
             self._known.add(pid)
         self._names[pid] = name
 
-    def _told(self, pid: int, ended: Exit) -> str:
+    def _describe(self, pid: int, ended: Exit) -> str:
         how = (
             f"was killed by {signal_name(ended.signal)}" if ended.signal else f"exited with code {ended.code}"
         )

@@ -44,7 +44,7 @@ def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str
         return _describe_message(ranks, aborted)
     group, seq, called = found
     name = wait_words.group_name(group, ranks[aborted].groups[group])
-    return f"{RANKS_DISAGREE}collective #{seq} of group {name}: {_tell(called)}"
+    return f"{RANKS_DISAGREE}collective #{seq} of group {name}: {_describe(called)}"
 
 
 def waits_in_differing_call(ranks: Mapping[int, Snapshot], crashed: int) -> bool:
@@ -171,7 +171,7 @@ def _differ(called: Mapping[int, IssuedCollective]) -> bool:
     return len(calls) > 1 or (len(tensors) > 1 and not calls & _UNEVEN)
 
 
-def _tell(called: Mapping[int, IssuedCollective]) -> str:
+def _describe(called: Mapping[int, IssuedCollective]) -> str:
     """Describe the calls: ``ranks 0,2 called all_reduce of float32[4] at a.py:5, rank 1 called …``."""
     by_call: dict[str, list[int]] = {}
     for rank, signature in called.items():

@@ -65,28 +65,28 @@ class Situation(Frozen):
 
 def find_deadlock(situation: Situation) -> Deadlock | None:
     """Return the proof; None if a rank may continue, or if it is unknown."""
-    everybody = {**situation.over, **situation.ranks}
+    all_ranks = {**situation.over, **situation.ranks}
     if not situation.ranks or not all(snapshot.is_observed for snapshot in situation.ranks.values()):
         return None
-    if any(snapshot.has_gap for snapshot in everybody.values()) or not _are_themselves(everybody):
+    if any(snapshot.has_gap for snapshot in all_ranks.values()) or not _are_themselves(all_ranks):
         return None
     found: list[Open] = []
     for rank in sorted(situation.ranks):
-        waits = tuple(open_waits(rank, everybody, situation))
+        waits = tuple(open_waits(rank, all_ranks, situation))
         if not waits or None in waits:
             return None
         found += [wait for wait in dict.fromkeys(waits) if wait is not None]
     return _proof(found, situation)
 
 
-def _are_themselves(everybody: Mapping[int, Snapshot]) -> bool:
+def _are_themselves(all_ranks: Mapping[int, Snapshot]) -> bool:
     """Return whether ranks of the default group are ranks of the world, as records of calls assume."""
-    return all(snapshot.rank in (-1, rank) for rank, snapshot in everybody.items())
+    return all(snapshot.rank in (-1, rank) for rank, snapshot in all_ranks.items())
 
 
-def open_waits(rank: int, everybody: Mapping[int, Snapshot], situation: Situation) -> Iterator[Open | None]:
+def open_waits(rank: int, all_ranks: Mapping[int, Snapshot], situation: Situation) -> Iterator[Open | None]:
     """Yield the open waits of a rank; None for one that may end."""
-    waits = [(wait, _open(rank, wait, everybody)) for wait in everybody[rank].waits]
+    waits = [(wait, _open(rank, wait, all_ranks)) for wait in all_ranks[rank].waits]
     held = {wait.thread for wait, found in waits if found is not None and wait.kind is WaitKind.DEVICE}
     for wait, found in waits:
         if found is None and (wait.in_cpp or wait.thread in held):
@@ -104,30 +104,30 @@ def _gives_up(wait: Waiting, situation: Situation) -> bool:
     return wait.until_s < min(situation.deadline_s, situation.began_s + limit_s)
 
 
-def _open(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+def _open(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Open | None:
     if wait.op:
         if wait.group is None or rank not in wait.group[1]:
             return None
-        return (_open_p2p if wait.peer is not None else _open_collective)(rank, wait, everybody)
+        return (_open_p2p if wait.peer is not None else _open_collective)(rank, wait, all_ranks)
     if wait.kind is WaitKind.STORE:
-        return Open(rank=rank, wait=wait, kind=DeadlockKind.STORE, ranks=_others(rank, everybody))
+        return Open(rank=rank, wait=wait, kind=DeadlockKind.STORE, ranks=_others(rank, all_ranks))
     if wait.kind is WaitKind.GROUP and wait.keys:
-        return _open_making(rank, wait, everybody)
+        return _open_making(rank, wait, all_ranks)
     return None
 
 
-def _open_making(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+def _open_making(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Open | None:
     """Return whether a group is still incomplete: it is made when all its members make it."""
     try:
         members = read_ranks(wait.keys)
     except ValueError:  # cut, or written by a broken rank
         return None
-    if any(member not in everybody for member in members):
+    if any(member not in all_ranks for member in members):
         return None
-    missing = tuple(m for m in members if not any(_is_same(wait, other) for other in everybody[m].waits))
+    missing = tuple(m for m in members if not any(_is_same(wait, other) for other in all_ranks[m].waits))
     if not missing:
         return None
-    other = next(filter(None, (_made_instead(wait, everybody[m]) for m in missing)), "")
+    other = next(filter(None, (_made_instead(wait, all_ranks[m]) for m in missing)), "")
     return Open(rank=rank, wait=wait, kind=DeadlockKind.ALONE, ranks=missing, other=other)
 
 
@@ -146,76 +146,76 @@ def _made_instead(wait: Waiting, snapshot: Snapshot) -> str:
     return f"{wait_words.making_name(other.keys, other.name)} in its place" if other else ""
 
 
-def _others(rank: int, everybody: Mapping[int, Snapshot]) -> tuple[int, ...]:
-    return tuple(sorted(other for other in everybody if other != rank))
+def _others(rank: int, all_ranks: Mapping[int, Snapshot]) -> tuple[int, ...]:
+    return tuple(sorted(other for other in all_ranks if other != rank))
 
 
 # --- collectives
 
 
-def _open_collective(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+def _open_collective(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Open | None:
     assert wait.group is not None
     members = [member for member in wait.group[1] if member != rank and _counts(wait, rank, member)]
-    if any(member not in everybody for member in members):
+    if any(member not in all_ranks for member in members):
         return None
-    missing = tuple(m for m in members if issued(everybody[m], wait.group) < wait.seq)
+    missing = tuple(m for m in members if issued(all_ranks[m], wait.group) < wait.seq)
     for member in members:
-        theirs = called(everybody[member], wait.group, wait.seq)
+        theirs = called(all_ranks[member], wait.group, wait.seq)
         if theirs is None:
             continue
         if theirs.op != wait.op:
-            other = f"{title_of(theirs.op)} in its place{_line(theirs, member, wait, everybody)}"
+            other = f"{title_of(theirs.op)} in its place{_line(theirs, member, wait, all_ranks)}"
             return Open(rank=rank, wait=wait, kind=DeadlockKind.MISMATCH, ranks=(member,), other=other)
         if theirs.root != wait.root:
             other = (
-                f"it with root {theirs.root} instead of {wait.root}{_line(theirs, member, wait, everybody)}"
+                f"it with root {theirs.root} instead of {wait.root}{_line(theirs, member, wait, all_ranks)}"
             )
             return Open(rank=rank, wait=wait, kind=DeadlockKind.ROOTS, ranks=(member,), other=other)
-    uneven = next(filter(None, (_open_uneven(rank, m, wait, everybody) for m in members)), None)
+    uneven = next(filter(None, (_open_uneven(rank, m, wait, all_ranks) for m in members)), None)
     if uneven is not None:
         return uneven
     if not missing:
-        return _open_queued(rank, wait, everybody) if wait.kind is WaitKind.DEVICE else None
-    first = _first_missing(rank, wait, everybody, missing)
+        return _open_queued(rank, wait, all_ranks) if wait.kind is WaitKind.DEVICE else None
+    first = _first_missing(rank, wait, all_ranks, missing)
     return Open(rank=rank, wait=first, kind=DeadlockKind.CYCLE, ranks=missing)
 
 
-def _open_uneven(rank: int, member: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+def _open_uneven(rank: int, member: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Open | None:
     """Find the first call up to this one for which the two ranks passed tensors of different sizes.
 
     Gloo ignores sizes. A part that is too short keeps its receiver waiting, at the latest in the next call. The
     rest of a part that is too long is used for the next call.
     """
     assert wait.group is not None
-    state = everybody[rank].groups.get(wait.group)
+    state = all_ranks[rank].groups.get(wait.group)
     in_queue = wait.kind is WaitKind.DEVICE
     for seq in sorted(state.calls) if state else ():
-        mine, theirs = (called(everybody[each], wait.group, seq) for each in (rank, member))
+        mine, theirs = (called(all_ranks[each], wait.group, seq) for each in (rank, member))
         if mine is None or theirs is None or seq > wait.seq or mine.op != theirs.op:
             continue
         if not needs(mine.op, mine.root, rank, member, in_queue=in_queue):
             continue
         if have_other_sizes(mine, theirs, in_queue=in_queue):
             call = "it" if seq == wait.seq else f"{title_of(mine.op)} #{seq}"
-            line = _line(theirs, member, wait, everybody)
+            line = _line(theirs, member, wait, all_ranks)
             other = f"{call} with {theirs.tensors} instead of {mine.tensors}{line}"
             return Open(rank=rank, wait=wait, kind=DeadlockKind.MISMATCH, ranks=(member,), other=other)
     return None
 
 
-def _line(call: IssuedCollective, rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> str:
+def _line(call: IssuedCollective, rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> str:
     """Return `` at a.py:5`` for a call whose rank does not wait there: the line is in no other part of the message."""
-    waits_there = any((each.group, each.seq) == (wait.group, wait.seq) for each in everybody[rank].waits)
+    waits_there = any((each.group, each.seq) == (wait.group, wait.seq) for each in all_ranks[rank].waits)
     return f" at {call.where}" if call.where and not waits_there else ""
 
 
 def _first_missing(
-    rank: int, wait: Waiting, everybody: Mapping[int, Snapshot], missing: Sequence[int]
+    rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot], missing: Sequence[int]
 ) -> Waiting:
     """Return the wait. Of several calls in the queue of a GPU, it is the first that others have not issued."""
     assert wait.group is not None
-    seq = 1 + min(issued(everybody[member], wait.group) for member in missing)
-    state = everybody[rank].groups.get(wait.group)
+    seq = 1 + min(issued(all_ranks[member], wait.group) for member in missing)
+    state = all_ranks[rank].groups.get(wait.group)
     call = state.calls.get(seq) if state else None
     if wait.kind is not WaitKind.DEVICE or call is None:
         return wait
@@ -223,14 +223,14 @@ def _first_missing(
     return first if any(_counts(first, rank, member) for member in missing) else wait
 
 
-def _open_queued(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+def _open_queued(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Open | None:
     """Return a wait for a call that all ranks have issued but some GPU never reaches."""
     assert wait.group is not None
     last = QueuedCall(rank, wait.group, wait.seq)
-    never = never_begin(last, everybody)
-    current = current_call(last, never, everybody)
-    stuck = [part for part in parts_of(current, everybody) if part in never and part.rank != rank]
-    signature = called(everybody[rank], current.group, current.seq)
+    never = never_begin(last, all_ranks)
+    current = current_call(last, never, all_ranks)
+    stuck = [part for part in parts_of(current, all_ranks) if part in never and part.rank != rank]
+    signature = called(all_ranks[rank], current.group, current.seq)
     if not stuck or signature is None:
         return None
     first = msgspec.structs.replace(
@@ -246,17 +246,17 @@ def _open_queued(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) ->
         wait=first,
         kind=DeadlockKind.CYCLE,
         ranks=tuple(sorted(part.rank for part in stuck)),
-        other=_told_behind(stuck[0], everybody),
+        other=_describe_behind(stuck[0], all_ranks),
     )
 
 
-def _told_behind(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> str:
+def _describe_behind(call: QueuedCall, all_ranks: Mapping[int, Snapshot]) -> str:
     """Describe the call before it in the queue: ``all_reduce #1 of group second before it``."""
-    before = queued_behind(call, everybody)
-    signature = before and called(everybody[before.rank], before.group, before.seq)
+    before = queued_behind(call, all_ranks)
+    signature = before and called(all_ranks[before.rank], before.group, before.seq)
     if before is None or signature is None:
         return ""
-    group = wait_words.group_name(before.group, everybody[before.rank].groups.get(before.group))
+    group = wait_words.group_name(before.group, all_ranks[before.rank].groups.get(before.group))
     return f"{title_of(signature.op)} #{before.seq} of group {group} before it"
 
 
@@ -267,19 +267,19 @@ def _counts(wait: Waiting, rank: int, member: int) -> bool:
 # --- point-to-point calls
 
 
-def _open_p2p(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+def _open_p2p(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Open | None:
     assert wait.group is not None
     if wait.kind is WaitKind.DEVICE and wait.direction is Direction.SEND:
         return None  # there may be buffer space for its data
     peers = [m for m in wait.group[1] if m != rank] if wait.peer == ANY_SOURCE else [wait.peer]
-    if any(peer not in everybody for peer in peers):
+    if any(peer not in all_ranks for peer in peers):
         return None
     if wait.direction is Direction.SEND:
-        met = _received(everybody[wait.peer or 0], wait, rank)
+        met = _received(all_ranks[wait.peer or 0], wait, rank)
     elif wait.peer == ANY_SOURCE:
-        met = _sent_to_any(rank, wait, everybody)
+        met = _sent_to_any(rank, wait, all_ranks)
     else:
-        met = _counted(everybody[wait.peer or 0], wait, Direction.SEND, rank).issued
+        met = _counted(all_ranks[wait.peer or 0], wait, Direction.SEND, rank).issued
     if met >= wait.seq:
         return None
     ranks = tuple(peer for peer in peers if peer is not None)
@@ -297,11 +297,11 @@ def _received(receiver: Snapshot, wait: Waiting, sender: int) -> int:
     return sum(_counted(receiver, wait, Direction.RECEIVE, peer).issued for peer in peers)
 
 
-def _sent_to_any(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> int:
+def _sent_to_any(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> int:
     """Return the number of sends that a receive from any rank may have accepted: all without another known receive."""
-    others = _others(rank, everybody)
-    sent = sum(_counted(everybody[other], wait, Direction.SEND, rank).issued for other in others)
-    taken = sum(_counted(everybody[rank], wait, Direction.RECEIVE, other).done for other in others)
+    others = _others(rank, all_ranks)
+    sent = sum(_counted(all_ranks[other], wait, Direction.SEND, rank).issued for other in others)
+    taken = sum(_counted(all_ranks[rank], wait, Direction.RECEIVE, other).done for other in others)
     return sent - taken
 
 

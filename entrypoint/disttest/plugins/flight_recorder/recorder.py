@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from disttest.host.loaded import stand_in
+from disttest.host.loaded import replaced_entry
 from disttest.model import Collective
 from disttest.outgoing import outgoing
 from disttest.own_frames import HARNESS_PLACES
@@ -92,7 +92,7 @@ def _without_inductor() -> AbstractContextManager[None]:
     ``combined_traceback.cpp``; frames of compiled code are found if the test has imported it.) At a deadline that
     had taken a second or two of every rank.
     """
-    return stand_in(vars(sys.modules["torch"]), "_inductor", types.SimpleNamespace())
+    return replaced_entry(vars(sys.modules["torch"]), "_inductor", types.SimpleNamespace())
 
 
 def dump_path(folder: Path, rank: int) -> Path:

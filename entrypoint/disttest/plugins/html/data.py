@@ -109,11 +109,11 @@ def _shape_key(test: TestOutcome) -> tuple[int, str]:
 
 
 def _is_worth_opening(test: TestOutcome) -> bool:
-    told = any(map(_is_told_of, test.attempts))
+    told = any(map(_is_shown, test.attempts))
     return test.final.outcome.is_bad or len(test.attempts) > 1 or told
 
 
-def _is_told_of(attempt: TestResult) -> bool:
+def _is_shown(attempt: TestResult) -> bool:
     return bool(attempt.notes or attempt.findings or attempt.sections or has_records(attempt))
 
 

@@ -83,7 +83,7 @@ class HypothesisTests:
         except _FoundError as found:
             raise found.error from None
         except _FalsifiedError as falsified:
-            _tell_own(falsified)
+            _print_examples(falsified)
         finally:
             core.global_force_seed = forced
             function.hypothesis.inner_test = inner
@@ -153,7 +153,7 @@ class _FalsifiedError(Exception):
         """The exception of this rank; None if the example passed here."""
 
 
-def _tell_own(falsified: _FalsifiedError) -> None:
+def _print_examples(falsified: _FalsifiedError) -> None:
     """Raise this rank's exception with hypothesis's notes; nothing if it failed only in others, which report it."""
     if falsified.own is None:
         return

@@ -14,7 +14,7 @@ from typing import Any
 from disttest.clock import monotonic, sleep
 from disttest.cut_texts import shorten
 from disttest.model import Outcome
-from disttest.plugins.launching_classes.raised import tell
+from disttest.plugins.launching_classes.raised import describe
 from disttest.results.exit_codes import TEST_ERROR
 from disttest.results.headline import raised_line
 from disttest.results.verdict import is_consequence
@@ -79,7 +79,7 @@ class Account:
                 unrendered=True,
                 held_back=describe_held_back(error),
             )
-        message, text = tell(error)
+        message, text = describe(error)
 
         def report() -> tuple[str, str]:
             self._send(Outcome.FAILED, message, text, at_s=self._raised_at_s, stop=stop_of(error))

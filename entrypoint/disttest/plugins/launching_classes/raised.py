@@ -22,7 +22,7 @@ _HARNESS = re.compile(
 """Files whose frames call the test, or are between its assertion and the exception."""
 
 
-def tell(error: BaseException) -> tuple[str, str]:
+def describe(error: BaseException) -> tuple[str, str]:
     """Return headline and traceback of an exception. Frames of torch's harness and of disttest are removed."""
     told = traceback.TracebackException.from_exception(error)
     _fold(told)
@@ -72,7 +72,7 @@ def _thread_record(rank: int, raised: tuple[int, BaseException] | None, log: str
         return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=str(error))
     if isinstance(error, SystemExit):
         return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", message=WOKEN, log=log)
-    message, details = tell(error)
+    message, details = describe(error)
     return msgspec.structs.replace(
         passed,
         outcome=Outcome.FAILED,

@@ -17,11 +17,11 @@ from disttest.limits import RANKS_LEAVE_S
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
 from disttest.plugins.launching_classes.account import Account, ChannelPipe
 from disttest.plugins.launching_classes.inheritance import Inheritance
-from disttest.plugins.launching_classes.loan import LentTeam, Loan, RanksWereUsed
 from disttest.plugins.launching_classes.raised import thread_records
 from disttest.plugins.launching_classes.rank_starter import RankMain, RankStarter
 from disttest.plugins.launching_classes.ranks import run_once, serve_tests
-from disttest.plugins.launching_classes.reused_rank import serve_loans, settle_for_test
+from disttest.plugins.launching_classes.reused_rank import serve_requests, settle_for_test
+from disttest.plugins.launching_classes.reused_team import RankRequest, RanksWereUsed, ReusedTeam
 from disttest.plugins.launching_classes.team import (
     HostedAttempt,
     Rank,
@@ -69,7 +69,7 @@ class ForkHost:
         """Request of a rank to end the run."""
         self._team: Team | None = None
         self._kept: Team | None = None
-        self._lent = LentTeam()
+        self._reused = ReusedTeam()
         self._starter = RankStarter(spec, channel, config)
         self._phase = PhaseCell(spec.phases, spec.place) if spec.settings.is_debugged else None
 
@@ -107,10 +107,10 @@ class ForkHost:
         if self._team is not None:
             team, self._team = self._team, None
             attempt = self._attempt(team, ExitRule(), limit_s=0.0)
-            self._tell(attempt, tuple(map(blame_for_waiting, self._watch(team, attempt))))
-            if team is self._lent.team:
-                self._lent.team = None
-            team.dismiss(limit_s=0.0)
+            self._send_records(attempt, tuple(map(blame_for_waiting, self._watch(team, attempt))))
+            if team is self._reused.team:
+                self._reused.team = None
+            team.stop(limit_s=0.0)
 
     # --- ranks for one test
 
@@ -121,7 +121,7 @@ class ForkHost:
             body(rank, pipe)
             self._wait_for_gpus()
 
-        self._end_lent()
+        self._end_reused()
         team = self._team = Team(self._spec, size)
         self._note_launch(team, size)
         for rank in range(size):
@@ -130,36 +130,42 @@ class ForkHost:
             )
         return team.ranks
 
-    def lend(self, loan: Loan) -> Sequence[Rank]:
+    def reuse_ranks(self, request: RankRequest) -> Sequence[Rank]:
         """Start the ranks of the running test, or reuse those that have passed another test of its class."""
-        if not self._lent.may_run(loan):
-            self._end_lent()
-            team = Team(self._spec, loan.size)
-            inheritance = self._lent.replace(loan, team)
-            for rank in range(loan.size):
-                self._fork(team, rank, partial(self._serve_loans, loan, inheritance))
-        assert self._lent.team is not None
-        team = self._team = self._lent.team
-        self._note_launch(team, loan.size)
-        variables = self._lent.lend(team)
-        self._give_out(team, method=loan.method, file_name=loan.file_name, variables=variables)
+        if not self._reused.may_run(request):
+            self._end_reused()
+            team = Team(self._spec, request.size)
+            inheritance = self._reused.replace(request, team)
+            for rank in range(request.size):
+                self._fork(team, rank, partial(self._serve_requests, request, inheritance))
+        assert self._reused.team is not None
+        team = self._team = self._reused.team
+        self._note_launch(team, request.size)
+        variables = self._reused.begin_test(team)
+        self._give_out(team, method=request.method, file_name=request.file_name, variables=variables)
         return team.ranks
 
-    def _serve_loans(
-        self, loan: Loan, inheritance: Inheritance, rank: int, channel: Channel, _mine: Account, stacks: Path
+    def _serve_requests(
+        self,
+        request: RankRequest,
+        inheritance: Inheritance,
+        rank: int,
+        channel: Channel,
+        _mine: Account,
+        stacks: Path,
     ) -> TestDone:
         """Serve the requests in a rank."""
 
         def run(order: RunTest, pipe: ChannelPipe) -> None:
-            loan.run(rank, order.method, order.file_name, pipe)
+            request.run(rank, order.method, order.file_name, pipe)
 
         settle = partial(settle_for_test, self._config, stacks)
-        return serve_loans(channel, run, inheritance, self._skips, settle)
+        return serve_requests(channel, run, inheritance, self._skips, settle)
 
-    def _end_lent(self) -> None:
-        team, self._lent.team = self._lent.team, None
+    def _end_reused(self) -> None:
+        team, self._reused.team = self._reused.team, None
         if team is not None:
-            team.dismiss()
+            team.stop()
 
     def join(self, rule: ExitRule) -> None:
         """Wait for the ranks of the running test, report them, and raise their failure.
@@ -174,13 +180,13 @@ class ForkHost:
             raise RanksFailed(NO_RANKS)
         attempt = self._attempt(team, rule, limit_s=self._limit_s())
         records = self._watch(team, attempt)
-        is_lent = team is self._lent.team
-        again = is_lent and self._lent.must_be_run_again(attempt, is_good=self._are_good(records))
-        outdated = self._lent.outdated if is_lent else ""
-        self._tell(attempt, records, superseded=again, outdated=outdated)
-        over = self._lent.take_back(attempt) if is_lent else team
+        is_reused = team is self._reused.team
+        again = is_reused and self._reused.must_be_run_again(attempt, is_good=self._are_good(records))
+        outdated = self._reused.outdated if is_reused else ""
+        self._send_records(attempt, records, superseded=again, outdated=outdated)
+        over = self._reused.finish_test(attempt) if is_reused else team
         if over is not None:
-            over.dismiss(limit_s=0.0)
+            over.stop(limit_s=0.0)
         if again:
             self._began_s = monotonic()
             self._order = msgspec.structs.replace(self._running(), reuse=False)
@@ -265,7 +271,7 @@ class ForkHost:
         self._note_launch(team, len(team.ranks))
         self._give_out(team, nodeid=name)
         records = self._watch(team, attempt)
-        self._tell(attempt, records)
+        self._send_records(attempt, records)
         if any(record.outcome is None or record.outcome.is_bad for record in records):
             team.broken = True
             self.release(None, limit_s=0.0)
@@ -274,9 +280,9 @@ class ForkHost:
     def release(self, owner: object, *, limit_s: float = RANKS_LEAVE_S) -> None:
         """Let the kept ranks exit: those of this owner, or of any if it is None."""
         if owner is None:
-            self._end_lent()
+            self._end_reused()
         if self._kept is not None and owner in (None, self._kept.owner):
-            self._kept.dismiss(limit_s=limit_s)
+            self._kept.stop(limit_s=limit_s)
             self._kept = None
 
     # --- internals
@@ -342,7 +348,7 @@ class ForkHost:
     def _watch(self, team: Team, attempt: HostedAttempt) -> tuple[RankRecord, ...]:
         supervisor = team.supervisor
         supervisor.begin(attempt)
-        with self._heeding_the_world(supervisor, attempt):
+        with self._cancelling(supervisor, attempt):
             supervisor.watch(attempt)
         attempt.hold(monotonic(), on=False)
         self._began_s += attempt.paused_s
@@ -350,7 +356,7 @@ class ForkHost:
         self._stop = attempt.stop
         return tuple(attempt.read(progress) for progress in attempt.ranks)
 
-    def _tell(
+    def _send_records(
         self,
         attempt: HostedAttempt,
         records: tuple[RankRecord, ...],
@@ -378,7 +384,7 @@ class ForkHost:
         return torch_outcome(records, rule, self._skips) if self._is_torchs else None
 
     @contextlib.contextmanager
-    def _heeding_the_world(self, supervisor: Supervisor, attempt: HostedAttempt) -> Iterator[None]:
+    def _cancelling(self, supervisor: Supervisor, attempt: HostedAttempt) -> Iterator[None]:
         """Watch the channel to the world meanwhile: a cancelled run ends the ranks after taking their stacks."""
 
         def on_message() -> None:

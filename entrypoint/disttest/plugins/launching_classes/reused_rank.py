@@ -23,7 +23,7 @@ from disttest.runtime.rank.rank import next_order
 from disttest.runtime.rank.waits import begin_waits
 
 
-def serve_loans(
+def serve_requests(
     channel: Channel,
     run: Callable[[RunTest, ChannelPipe], None],
     inheritance: Inheritance,
@@ -42,7 +42,7 @@ def serve_loans(
     state = _State(inheritance)
     while (order := next_order(channel)) is not None:
         settle_for(order)
-        state.hear(order.variables)
+        state.apply(order.variables)
         mine = account_for(channel, None)
         pipe = ChannelPipe(mine)
         with sending_warnings(channel):
@@ -77,7 +77,7 @@ class _State:
         self.threads: tuple[str, ...] = ()
         """Threads that Python has ended as it does at exit. It cannot start some kinds of threads again."""
 
-    def hear(self, variables: Variables) -> None:
+    def apply(self, variables: Variables) -> None:
         """Apply changes of the main process's environment, which a new rank would inherit."""
         if variables:
             self._facts |= state_snapshot.set_variables(variables)

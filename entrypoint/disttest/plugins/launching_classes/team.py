@@ -115,11 +115,11 @@ class Team:
         """Return whether none of its processes has exited."""
         return all(handle.child.poll() is None for handle in self.supervisor.handles)
 
-    def show_anew(self) -> None:
+    def reset_handles(self) -> None:
         """Reset the handles for another test, in which its ranks have not exited."""
         self.ranks = [Rank(handle.rank, handle.child) for handle in self.supervisor.handles]
 
-    def dismiss(self, *, limit_s: float = RANKS_LEAVE_S) -> None:
+    def stop(self, *, limit_s: float = RANKS_LEAVE_S) -> None:
         """Let the ranks exit within the limit, kill the rest, and kill the processes that they left behind."""
         handles = self.supervisor.handles
         for handle in handles:

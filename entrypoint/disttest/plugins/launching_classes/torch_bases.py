@@ -15,10 +15,10 @@ from typing import Any
 
 from disttest.errors import UsageError
 from disttest.host.fork_hazard import fork_hazard
-from disttest.plugins.launching_classes.loan import Loan, RanksWereUsed
 from disttest.plugins.launching_classes.rank_host import ForkHost
 from disttest.plugins.launching_classes.ranks import current_account
 from disttest.plugins.launching_classes.reuse import own_classes
+from disttest.plugins.launching_classes.reused_team import RankRequest, RanksWereUsed
 from disttest.plugins.launching_classes.team import Rank
 from disttest.plugins.launching_classes.torch_module import rank_count, torch_module
 from disttest.results.exit_codes import ExitRule
@@ -61,7 +61,9 @@ def _host_processes(base: Any, host: ForkHost) -> None:
         size = _checked_count(self, host)
         if host.may_reuse and _rule_of(self, _method_of(self)) == ExitRule():
             told = tuple(sorted(keywords.items()))
-            ranks = host.lend(Loan(cls, tuple(own_classes(cls, base)), size, told, name, file_name, run))
+            ranks = host.reuse_ranks(
+                RankRequest(cls, tuple(own_classes(cls, base)), size, told, name, file_name, run)
+            )
         else:
             ranks = host.start(size, lambda rank, pipe: run(rank, name, file_name, pipe))
         self.processes = list(ranks)

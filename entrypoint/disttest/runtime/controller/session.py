@@ -255,14 +255,14 @@ class RunSession:
         findings = plugin_manager().items(
             "disttest_place_tests", str, pairs=self.pairs, config=self.config, options=self.options
         )
-        contained = any(test.kind is WorldKind.PROCESS for _, test in self.pairs)
+        isolated = any(test.kind is WorldKind.PROCESS for _, test in self.pairs)
         for _, finding in findings:
             self._say(finding)
         on_gpus = any(shape.device != "cpu" for shape in shapes) or any(map(self._takes_gpu, self.pairs))
         if on_gpus:
             self._take_devices()
             self._ask_torch()
-        if self.devices is not None and (contained or any(shape.device == "cpu" for shape in shapes)):
+        if self.devices is not None and (isolated or any(shape.device == "cpu" for shape in shapes)):
             self.devices.reserve_cpu_slots(beside_gpus=on_gpus)
         if not self.options.ranks_collect and any(
             test.world and test.kind is WorldKind.RANKS for _, test in self.pairs
@@ -273,7 +273,7 @@ class RunSession:
         notes = plugin_manager().items("disttest_notes_on_tests", str, tests=tests, options=self.options)
         for _, note in notes:
             self._say(note)
-        if self.options.results or contained or any(test.world for _, test in self.pairs):
+        if self.options.results or isolated or any(test.world for _, test in self.pairs):
             self._open_journal()
 
     def find_hazards(self) -> Hazards:

@@ -86,7 +86,7 @@ class SpareSlots:
             used = sum(len(world.slots) for world in running)
             count = max(narrowest, room_for(seen, used, self._processors))
             more = self._spare[self._lent : self._lent + count]
-            self._scheduler.lend(more)
+            self._scheduler.add_spare(more)
             self._lent += len(more)
 
     def _keep(self, count: int) -> None:

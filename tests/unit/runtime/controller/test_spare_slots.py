@@ -29,7 +29,7 @@ class _Scheduler:
         self.narrowest = 1
         self.lent: list[str] = []
 
-    def lend(self, slots: Iterable[Slot]) -> None:
+    def add_spare(self, slots: Iterable[Slot]) -> None:
         self.lent += [slot.name for slot in slots]
 
     def recall(self, slots: Iterable[Slot]) -> None:

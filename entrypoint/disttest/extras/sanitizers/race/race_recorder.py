@@ -105,7 +105,7 @@ class RaceRecorder(SanitizerRecorder):
     def on_wait(self, wait: Wait) -> None:
         """Watch a backward pass, and check inputs whose memory was handed out."""
         if wait.kind is WaitKind.BACKWARD and self._has_issued:
-            self._watching.stand_by()
+            self._watching.prepare()
         if self._streams is not None:
             self._streams.order.begin_wait(wait.n)
         if wait.call is not None:

@@ -15,7 +15,7 @@ from disttest.runtime.world.judged_attempt import JudgedAttempt
 from disttest.runtime.world.world_supervisor import WorldSupervisor
 
 
-class ContainedWorld(WorldSupervisor):
+class IsolatedWorld(WorldSupervisor):
     """Watches the process of isolated tests and the processes that these start."""
 
     def _start_ranks(self) -> None:

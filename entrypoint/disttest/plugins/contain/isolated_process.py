@@ -18,7 +18,7 @@ from disttest.runtime.rank.rank import run_protocol, save, serve_orders, set_up_
 from disttest.runtime.rank.rank_spec import RankSpec
 
 
-def serve_contained(
+def serve_isolated(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
     """Run tests until the supervisor ends this process or is gone. Never returns."""

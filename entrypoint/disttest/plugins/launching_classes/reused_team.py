@@ -14,7 +14,7 @@ class RanksWereUsed(Exception):
     """A test has failed in reused ranks: their outcome does not count."""
 
 
-class Loan(NamedTuple):
+class RankRequest(NamedTuple):
     """A test's request for ranks."""
 
     cls: type
@@ -30,12 +30,12 @@ class Loan(NamedTuple):
     """Called in each rank, with its number, the method, the file and its pipe."""
 
     @property
-    def borrower(self) -> object:
+    def sharers(self) -> object:
         """Key of the tests that may share ranks: this class, started in this way."""
         return self.cls, self.size, self.keywords
 
 
-class LentTeam:
+class ReusedTeam:
     """The ranks that are reused, if there are any."""
 
     def __init__(self) -> None:
@@ -45,26 +45,26 @@ class LentTeam:
         self._inheritance: Inheritance | None = None
         self._tests = 0
 
-    def may_run(self, loan: Loan) -> bool:
+    def may_run(self, request: RankRequest) -> bool:
         """Return whether the living ranks may run this test as well. If not, :attr:`outdated` may give the reason."""
         team, inheritance = self.team, self._inheritance
         self.outdated = ""
-        if team is None or inheritance is None or team.owner != loan.borrower or not team.is_alive():
+        if team is None or inheritance is None or team.owner != request.sharers or not team.is_alive():
             return False
         self.outdated = inheritance.changed()
         return not self.outdated
 
-    def replace(self, loan: Loan, team: Team) -> Inheritance:
+    def replace(self, request: RankRequest, team: Team) -> Inheritance:
         """Replace the ranks by a team that is about to be forked; return its inheritance."""
         self.team, self._tests = team, 0
-        team.owner = loan.borrower
-        self._inheritance = Inheritance(loan.own_classes)
+        team.owner = request.sharers
+        self._inheritance = Inheritance(request.own_classes)
         return self._inheritance
 
-    def lend(self, team: Team) -> Variables:
+    def begin_test(self, team: Team) -> Variables:
         """Start one more test in the team; return the environment variables that have changed since."""
         self._tests += 1
-        team.show_anew()
+        team.reset_handles()
         return self._inheritance.take_variables() if self._inheritance else ()
 
     def must_be_run_again(self, attempt: HostedAttempt, *, is_good: bool) -> bool:
@@ -78,7 +78,7 @@ class LentTeam:
         was_reused = self._tests > 1 or any(each and not each.outcome.is_final for each in cleaning)
         return was_reused and not is_good and not attempt.cancelled
 
-    def take_back(self, attempt: HostedAttempt) -> Team | None:
+    def finish_test(self, attempt: HostedAttempt) -> Team | None:
         """Finish a test; return the team if it must not be used again."""
         team = self.team
         assert team is not None
