@@ -8,7 +8,7 @@ from typed import check_page
 
 INSTALLED = "Install"
 """What only a newcomer types (test_readme.py)."""
-PAGES = ("tutorial", "good-tests", "debug-a-hang", "marks", "replay")
+PAGES = ("tutorial", "good-tests", "debug-a-hang", "marks", "replay", "triage")
 
 
 @pytest.mark.parametrize("page", PAGES)

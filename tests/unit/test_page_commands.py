@@ -26,6 +26,7 @@ TYPED = {
         "docs/debug-a-hang.md",
         "docs/marks.md",
         "docs/replay.md",
+        "docs/triage.md",
     },
     "tests/integration/test_quarantine.py::test_the_page_says_what_is_printed": {"docs/flaky-tests.md"},
     "tests/integration/test_history.py::test_the_page_says_what_is_printed": {"docs/history.md"},

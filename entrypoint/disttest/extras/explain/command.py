@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from disttest.cli.purposes import Purpose, serves
-from disttest.options.flags import ShowingCommand
+from disttest.extras.explain.option_rows import TEXT
+from disttest.options.flags import ShowingCommand, flags
 
 
 @serves(Purpose.RESULTS)
 @click.command(cls=ShowingCommand)
 @click.argument("words", nargs=-1, metavar="[DIR] [TEST]")
+@flags("explain")
 @click.pass_context
-def explain(context: click.Context, words: tuple[str, ...]) -> None:
+def explain(context: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
     """Show the finding of every failed test of the last run here (or that in DIR), or of tests whose id contains TEST.
 
-    The exit code is that of the run.
+    The exit code is that of the run; with --packet or --format github-issue it is 0.
+
+    \b
+    disttest explain --packet test_sum                      all evidence of one test in a folder
+    disttest explain --packet test_sum --output sum.zip     the same in an archive
+    disttest explain --format github-issue test_sum         the body of an issue
     """
+    if given["packet"] or given["format"] != TEXT:
+        from disttest.extras.explain.packet_run import make_packet
+
+        click.echo(make_packet(words, given))
+        return
     from disttest.extras.explain.explanation import explain_run
 
     explanation = explain_run(words)
