@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -78,3 +79,63 @@ def rights(plane: KubernetesPlane, user: str) -> Iterator[None]:
     finally:
         plane.kubectl("delete", "role,rolebinding", "unattached")
         plane.kubectl("delete", "clusterrolebinding", "looks")
+
+
+def test_a_webhook_without_endpoints_is_waited_for(lab: KubernetesLab) -> None:
+    lab.write(test_passes="import pytest\n\n@pytest.mark.world_size()\ndef test_passes(world):\n    pass\n")
+    with webhook_without_endpoints(lab.plane):
+        run = lab.on_kubernetes("test_passes.py", *SPAN)
+        run.await_words("waits: Error from server (InternalError)")
+    run.wait(240)
+    assert run.exit_code == 0, run.output
+
+
+@contextlib.contextmanager
+def webhook_without_endpoints(plane: KubernetesPlane) -> Iterator[None]:
+    """A check of new pods by a service that does not exist, as while its own pods are replaced."""
+    pods_only = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    hook = {
+        "name": "absent.disttest.test",
+        "clientConfig": {"service": {"name": "absent", "namespace": "default"}},
+        "rules": [pods_only],
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "failurePolicy": "Fail",
+    }
+    configuration = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "absent"},
+        "webhooks": [hook],
+    }
+    plane.kubectl("create", "-f", "-", given=json.dumps(configuration))
+    try:
+        yield
+    finally:
+        plane.kubectl("delete", "validatingwebhookconfiguration", "absent")
+
+
+def test_an_api_server_that_is_absent(lab: KubernetesLab) -> None:
+    configuration = lab.folder / "absent.json"
+    configuration.write_text(json.dumps(EMPTY))
+    run = lab.on_kubernetes("test_waits.py", *SPAN, KUBECONFIG=str(configuration)).wait()
+    assert run.exit_code == 9, run.output
+    assert "was refused" in run.output
+    assert "The API server does not answer: kubectl cluster-info says more" in run.output
+
+
+EMPTY = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "absent", "cluster": {"server": "https://127.0.0.1:1"}}],
+    "contexts": [{"name": "absent", "context": {"cluster": "absent", "user": "absent"}}],
+    "users": [{"name": "absent", "user": {}}],
+    "current-context": "absent",
+}
+"""A configuration that leads to a port where no server listens."""
+
+
+def test_a_memory_limit_that_is_too_small_for_torch(lab: KubernetesLab) -> None:
+    lab.write_template(resources={"limits": {"memory": "120Mi"}})
+    message = message_of(lab)
+    assert "memory" in message, message

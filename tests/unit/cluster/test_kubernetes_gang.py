@@ -49,6 +49,8 @@ class Cluster(Kubectl):
         self.made: list[dict[str, Any]] = []
         self.pods: dict[str, dict[str, Any]] = {}
         self.refusals: list[str] = []
+        self.owners: set[str] = set()
+        """Names of the ConfigMaps that exist."""
         self.answers = True
         self.node_ready = "True"
         self.board = PodBoard(self, "me", lambda: self.now_s)
@@ -66,6 +68,8 @@ class Cluster(Kubectl):
                 return ""
             case "get" if words[1] == "pods":
                 return json.dumps({"items": list(self.pods.values())})
+            case "get" if words[1].startswith("configmap/"):
+                return json.dumps({"metadata": {"name": words[1].partition("/")[2], "uid": "u1"}})
             case "get" if words[1] == "events":
                 return json.dumps({"items": []})
         ready = {
@@ -78,6 +82,8 @@ class Cluster(Kubectl):
 
     def _create(self, made: dict[str, Any]) -> str:
         if made["kind"] == "ConfigMap":
+            if made["metadata"]["name"] in self.owners:
+                raise KubectlRefusal("Error from server (AlreadyExists): configmaps exists", ("create",))
             return json.dumps({**made, "metadata": {**made["metadata"], "uid": "u1"}})
         if self.refusals:
             raise KubectlRefusal(self.refusals.pop(0), ("create",))
@@ -209,6 +215,40 @@ class TestWaiting:
         cluster.now_s += KUBERNETES_RETRY_S
         gang.step()
         assert [pod["metadata"]["name"][-8:] for pod in cluster.made] == ["-n0-try2", "-n1-try2"]
+
+    @pytest.mark.parametrize(
+        "complaint",
+        [
+            "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
+            "Error from server (TooManyRequests): the server has received too many requests",
+            "Error from server: etcdserver: leader changed",
+            "Error from server (Timeout): context deadline exceeded",
+            'Error from server (InternalError): failed calling webhook "w": no endpoints available for service "w"',
+            "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?",
+        ],
+    )
+    def test_a_server_that_cannot_answer_now_is_asked_again(self, cluster: Cluster, complaint: str) -> None:
+        cluster.refusals = [complaint] * 3
+        gang = cluster.gang(a_job())
+        gang.step()
+        assert gang.waits == complaint
+        until(cluster, gang, lambda: bool(cluster.made))
+        assert gang.refused is None
+        assert [pod["metadata"]["name"][-8:] for pod in cluster.made] == ["-n0-try4", "-n1-try4"]
+
+    @pytest.mark.parametrize("reason", ["Invalid", "NotFound", "BadRequest", "Unauthorized"])
+    def test_a_final_refusal_is_not_repeated(self, cluster: Cluster, reason: str) -> None:
+        cluster.refusals = [f"Error from server ({reason}): EOF, and so on"]
+        gang = cluster.gang(a_job())
+        gang.step()
+        assert gang.refused is not None
+
+    def test_an_owner_whose_creation_was_not_answered_is_found(self, cluster: Cluster) -> None:
+        cluster.owners = {a_job().name}
+        gang = cluster.gang(a_job())
+        gang.step()
+        assert gang.owner_uid == "u1"
+        assert len(cluster.made) == 2
 
     def test_what_is_forbidden_is_refused(self, cluster: Cluster) -> None:
         cluster.refusals = ['Error from server (Forbidden): pods is forbidden: User "x" cannot create']

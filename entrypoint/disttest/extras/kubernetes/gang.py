@@ -127,10 +127,7 @@ class PodGang:
         suffix = f"-try{self._tries}" if self._tries > 1 else ""
         names = [f"{self._job.name}-n{node}{suffix}" for node in range(self._job.shape.nodes)]
         try:
-            if not self.owner_uid:
-                owner = json.dumps(owner_manifest(self._job, self._client))
-                said = self._kubectl.say("create", "--filename=-", "--output=json", text=owner)
-                self.owner_uid = msgspec.json.decode(said, type=Owned).metadata.uid
+            self.owner_uid = self.owner_uid or self._create_owner()
             pods = pod_manifests(self._pod, names, self._job.name, self.owner_uid)
             self._kubectl.say("create", "--filename=-", "--output=name", text=json.dumps(pods))
         except KubectlRefusal as refusal:
@@ -141,8 +138,18 @@ class PodGang:
         self._looks = 0
         self._next_s = self._created_s + KUBERNETES_FIRST_POLL_S
 
+    def _create_owner(self) -> str:
+        owner = json.dumps(owner_manifest(self._job, self._client))
+        try:
+            said = self._kubectl.say("create", "--filename=-", "--output=json", text=owner)
+        except KubectlRefusal as refusal:
+            if "(AlreadyExists)" not in refusal.complaint:  # made by a request whose answer was lost
+                raise
+            said = self._kubectl.say("get", f"configmap/{self._job.name}", "--output=json")
+        return msgspec.json.decode(said, type=Owned).metadata.uid
+
     def _on_refusal(self, complaint: str) -> None:
-        self.waits = words.waits_for_quota(complaint)
+        self.waits = words.waits_for_quota(complaint) or words.waits_for_server(complaint)
         if not self.waits:
             self._turn.give(self._job)
             self.refused = words.refusal(complaint)

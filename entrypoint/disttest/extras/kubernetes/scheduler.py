@@ -38,7 +38,7 @@ from disttest.extras.cluster.schedulers.pipes import OutputLine, PipedProcesses,
 from disttest.extras.kubernetes import pods as manifests
 from disttest.extras.kubernetes import words
 from disttest.extras.kubernetes.gang import PodGang, Turn
-from disttest.extras.kubernetes.kubectl import Kubectl, PodBoard, clean
+from disttest.extras.kubernetes.kubectl import Kubectl, KubectlRefusal, PodBoard, clean
 from disttest.extras.kubernetes.limits import KUBERNETES_KILL_S, KUBERNETES_RETRY_S
 from disttest.extras.kubernetes.objects import ListOf, Node, Owned, WantedPod
 from disttest.extras.kubernetes.words import CONTAINER, stream_refusal
@@ -245,7 +245,10 @@ class KubernetesLauncher:
         Raises:
             SchedulerError: kubectl is missing, the cluster is out of reach, or access to nodes is denied.
         """
-        version = json.loads(self._kubectl.say("version", "--output=json"))
+        try:
+            version = json.loads(self._kubectl.say("version", "--output=json"))
+        except KubectlRefusal as refusal:
+            raise SchedulerError(f"{refusal}. {words.refusal(refusal.complaint).advice}") from None
         nodes = msgspec.json.decode(self._kubectl.say("get", "nodes", "--output=json"), type=ListOf[Node])
         wanted = msgspec.convert(self._merged({}), type=WantedPod)
         resource = self._options.gpu_resource or manifests.GPU_RESOURCE

@@ -249,6 +249,43 @@ def waits_for_quota(complaint: str) -> str:
     return "" if never else match[0]
 
 
+def waits_for_server(complaint: str) -> str:
+    """Return the complaint if the same request may succeed later; empty if the refusal is final.
+
+    The reason that kubectl prints in ``Error from server (REASON)`` decides. Without one the server did not answer, or
+    answered from below its API: ``Error from server: etcdserver: leader changed``.
+    """
+    said = re.search(r"Error from server(?: \((\w+)\))?: ", complaint)
+    if said is None:
+        return complaint if re.search(_AWAY, complaint) else ""
+    return "" if said[1] in _FINAL_REASONS else complaint
+
+
+_FINAL_REASONS = (
+    "AlreadyExists",
+    "BadRequest",
+    "Expired",
+    "Forbidden",
+    "Gone",
+    "Invalid",
+    "MethodNotAllowed",
+    "NotAcceptable",
+    "NotFound",
+    "RequestEntityTooLarge",
+    "Unauthorized",
+    "UnsupportedMediaType",
+)
+"""Reasons (``metav1.StatusReason``) for which the same request fails again.
+
+All others pass: ServiceUnavailable, TooManyRequests, Timeout, ServerTimeout, Conflict, StoreReadError, and InternalError,
+which an admission webhook without endpoints causes.
+"""
+_AWAY = (
+    r"was refused|connection reset|i/o timeout|TLS handshake timeout|does not answer|deadline exceeded|EOF"
+)
+"""Messages of kubectl while an API server restarts."""
+
+
 def _amounts(text: str) -> dict[str, Decimal]:
     return {name: amount_of(amount) for name, _, amount in (part.partition("=") for part in text.split(","))}
 
