@@ -1,5 +1,6 @@
 """``disttest init`` writes what a project lacks, and changes nothing that it has."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from disttest.cli.main import command
+from disttest.errors import UsageError
 from disttest.options.project_file import read_project_settings
 
 WORKFLOW = ".github/workflows/distributed-tests.yml"
@@ -86,3 +88,57 @@ def test_the_workflow_installs_the_project(tmp_path, files, project):
 
     steps = yaml.safe_load((tmp_path / WORKFLOW).read_text())["jobs"]["distributed"]["steps"]
     assert steps[1]["with"].get("project") == project
+
+
+def _toml(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[project\nname = 1\n")
+
+
+def _folder(folder: Path) -> None:
+    (folder / "pyproject.toml").mkdir()
+
+
+def _pipe(folder: Path) -> None:
+    os.mkfifo(folder / "pyproject.toml")
+
+
+def _file_above(folder: Path) -> None:
+    (folder / "tests").touch()
+
+
+def _workflows_file(folder: Path) -> None:
+    (folder / ".github").touch()
+
+
+def _link_to_nowhere(folder: Path) -> None:
+    (folder / "pyproject.toml").symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_toml, "pyproject.toml cannot be read as TOML, and settings would be added to it: "),
+        (_folder, "pyproject.toml is not a file: move it away"),
+        (_pipe, "pyproject.toml is not a file: move it away"),
+        (_link_to_nowhere, "pyproject.toml is not a file: move it away"),
+        (_file_above, "tests is not a folder, and tests/test_ranks.py belongs into it: move it away"),
+        (_workflows_file, ".github is not a folder, and .github/workflows/"),
+    ],
+)
+def test_an_odd_project_is_refused_in_a_line_and_stays_as_it_is(tmp_path, spoil, words):
+    spoil(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+
+    ended = CliRunner().invoke(command, ["init", str(tmp_path)], obj=[])
+
+    assert isinstance(ended.exception, UsageError)
+    assert words in str(ended.exception)
+    assert "\n" not in str(ended.exception)
+    assert before == sorted(tmp_path.rglob("*"))
+
+
+def test_paths_of_tests_that_are_no_list_are_not_used(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntestpaths = 3\n")
+    init(tmp_path)
+
+    assert (tmp_path / "tests" / "test_ranks.py").exists()

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from planning_cases import case
 from results_files import check_results_below
 from shard_runs import START_S, ShardRun, cases
 
+from disttest.cli.main import command
 from disttest.errors import UsageError
 from disttest.extras.shards.merging import merge
 from disttest.extras.shards.shard_plan import VANISHED, Plan, encode_plan, plan_equal_shards
@@ -503,3 +505,18 @@ def test_every_test_of_many_shards_counts_once(artifacts: Path, into: Path) -> N
     assert {test.nodeid for test in tests} == {test.test.nodeid for test in merged.tests}
     assert (60, 0) == (merged.counts()[Outcome.PASSED], merged.exit_code)
     assert merged == msgspec.json.decode(msgspec.json.encode(merged), type=RunResult)
+
+
+@pytest.mark.parametrize("results", ["artifacts", "."])
+def test_shards_in_the_results_directory_are_refused_and_stay(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch, results: str
+) -> None:
+    two_shards(artifacts)
+    monkeypatch.chdir(artifacts.parent)
+    before = sorted(artifacts.rglob("*"))
+
+    ended = CliRunner().invoke(command, ["merge", "artifacts", "--results", results], obj=[])
+
+    assert isinstance(ended.exception, UsageError)
+    assert f"--results {results} has the shards of artifacts in it" in str(ended.exception)
+    assert before == sorted(artifacts.rglob("*"))

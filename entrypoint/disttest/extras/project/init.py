@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -38,11 +39,28 @@ class NewFile(Frozen):
 @click.argument("folder", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def init(folder: Path) -> None:
     """Write a first test, settings and a workflow into the project in FOLDER; existing files stay unchanged."""
-    for file in plan_files(folder):
+    _check_place(folder, PROJECT)  # a pipe in its place would block a reader
+    files = plan_files(folder)
+    for file in files:
+        _check_place(folder, file.path)
+    for file in files:
         if _write(folder, file):
             click.echo(f"wrote {folder / file.path}: {file.meaning}")
         else:
             click.echo(f"kept {folder / file.path}: it is there already")
+
+
+def _check_place(folder: Path, path: Path) -> None:
+    """Refuse a path at which no file can be, before the first file is written.
+
+    Raises:
+        UsageError: something else is there, or above it.
+    """
+    for above in list(path.parents)[:-1]:
+        if (there := folder / above).exists() and not there.is_dir():
+            raise UsageError(f"{there} is not a folder, and {path} belongs into it: move it away")
+    if os.path.lexists(there := folder / path) and not there.is_file():
+        raise UsageError(f"{there} is not a file: move it away")
 
 
 def plan_files(folder: Path) -> tuple[NewFile, ...]:
@@ -51,6 +69,7 @@ def plan_files(folder: Path) -> tuple[NewFile, ...]:
     Raises:
         UsageError: its pyproject.toml is not valid TOML.
     """
+    _check_toml(folder / PROJECT)
     tests = _tests_folder(folder)
     test = tests / "test_ranks.py"
     return (
@@ -73,6 +92,17 @@ def plan_files(folder: Path) -> tuple[NewFile, ...]:
     )
 
 
+def _check_toml(path: Path) -> None:
+    if not path.is_file():
+        return
+    try:
+        tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read as TOML, and settings would be added to it: {error}"
+        ) from None
+
+
 def _project_line(folder: Path) -> str:
     """The input of the action that installs the project with the extra for its tests; empty if it is no package."""
     tables: dict[str, Any] = {}
@@ -90,8 +120,8 @@ def _tests_folder(folder: Path) -> Path:
     """Return the folder in which pytest looks for tests, below the project; ``tests`` by default."""
     named: Any = read_table(folder / PROJECT, "pytest", "ini_options") or {}
     paths = named.get("testpaths", [])
-    first = paths.split()[:1] if isinstance(paths, str) else paths[:1]
-    path = Path(*first or ["tests"])
+    words = paths.split() if isinstance(paths, str) else paths if isinstance(paths, list) else []
+    path = Path(*[word for word in words[:1] if isinstance(word, str)] or ["tests"])
     return path if (folder / path).resolve().is_relative_to(folder.resolve()) else Path("tests")
 
 
@@ -104,11 +134,12 @@ def _template(name: str, **values: str) -> str:
 
 def _write(folder: Path, file: NewFile) -> bool:
     path = folder / file.path
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with path.open("x", encoding="utf-8") as new:
-            new.write(file.text)
-    except FileExistsError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.open("x", encoding="utf-8").close()
+            path.write_text(file.text, encoding="utf-8")
+            return True
         if not file.appended:
             return False
         with path.open("a", encoding="utf-8") as known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import disttest
 from disttest.cli.purposes import Purpose, serves
 from disttest.cli.selection import read_text
 from disttest.cli.words import warn
+from disttest.errors import UsageError
 from disttest.extras.shards.shard_plan import Plan, decode_plan
 from disttest.extras.shards.shard_sources import find_plan
 from disttest.options.environment import environment
@@ -45,6 +46,7 @@ def merge_command(write_reports: Write) -> click.Command:
             expect=read_text(expect, "--expect") if expect else "",
             expect_file=str(expect or ""),
         )
+        _check_results(given["results"], directories)
         into = claim(given["results"]).path
         run = merge(
             directories,
@@ -65,6 +67,19 @@ def merge_command(write_reports: Write) -> click.Command:
         click.get_current_context().exit(code)
 
     return merge_
+
+
+def _check_results(results: Path, directories: Sequence[Path]) -> None:
+    """Refuse a results directory with shards in it: claiming it would move them away.
+
+    Raises:
+        UsageError: a directory of shards is the results directory, or below it.
+    """
+    for directory in directories:
+        if directory.resolve().is_relative_to(results.resolve()):
+            raise UsageError(
+                f"--results {results} has the shards of {directory} in it, which are to be read: name another directory"
+            )
 
 
 def read_plan(path: Path | None) -> Plan | None:
