@@ -110,4 +110,4 @@ def test_ranks_without_gpus(lab: ClusterLab) -> None:
     run = lab.start("run", *arguments, "--backend", "gloo").wait()
     assert run.exit_code == 7, run.output
     message = run.result("test_waits[4").message
-    assert "was granted 1 GPUs (CUDA_VISIBLE_DEVICES=0), and the job has 2 ranks for it" in message
+    assert "was granted 1 GPUs (CUDA_VISIBLE_DEVICES=0), but the job has 2 ranks on it" in message

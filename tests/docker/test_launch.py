@@ -107,7 +107,7 @@ def test_a_killed_client_leaves_a_container_that_the_next_launch_reaps(
     done = launcher.run("--image", probe, "--gpus", "none", launcher.script("print('next')", "next.py"))
     assert (done.returncode, done.stdout) == (0, "next\n")
     assert f"removed container {left.id[:12]}" in done.stderr
-    assert "is gone" in done.stderr
+    assert "has ended" in done.stderr
     assert ours(launcher.engine) == []
     assert owner(launcher.workspace / "by-root") == owner(launcher.workspace)
 
@@ -259,7 +259,10 @@ def test_limits_and_sandbox_of_the_container(launcher: Launcher, probe: str) -> 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (("--image", "no/such:1", "--pull", "never"), "no image no/such:1 here, and --pull never"),
+        (
+            ("--image", "no/such:1", "--pull", "never"),
+            "the engine has no image no/such:1, and --pull is never",
+        ),
         (("--image", "Bad/Name:1"), "[image-name]"),
         (("--image", BASE, "--pull", "never"), "[image-empty]"),
         (("--network", "no-such"), "[network-missing]"),
@@ -279,7 +282,7 @@ def test_mistakes_of_the_user_are_usage_errors(
 def test_unreachable_registry_is_tried_again_and_explained(launcher: Launcher) -> None:
     done = launcher.run("--image", "registry.invalid/no/such:1", "--gpus", "none", "ddp")
     assert done.returncode == 8
-    assert "attempt 3 failed, trying again" in done.stderr
+    assert "attempt 3 failed; retrying" in done.stderr
     assert "[registry-unreachable]" in done.stderr
 
 
@@ -297,13 +300,13 @@ def test_gpus_that_the_engine_can_not_give(launcher: Launcher, probe: str, tmp_p
 def test_gpus_that_are_required_and_missing(launcher: Launcher, probe: str) -> None:
     done = launcher.run("--image", probe, "--gpus", "2", "ddp")
     assert done.returncode == 6
-    assert "2 GPUs asked for, 0 here" in done.stderr
+    assert "2 GPUs requested, but only 0 available" in done.stderr
 
 
 def test_no_gpus_is_a_warning(launcher: Launcher, probe: str) -> None:
     done = launcher.run("--image", probe, launcher.script("print('ran')"))
     assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "running on CPU" in done.stderr
+    assert "running on the CPU" in done.stderr
 
 
 def test_dry_run_starts_nothing_and_says_what_it_would(launcher: Launcher) -> None:

@@ -95,8 +95,8 @@ def test_the_schedulers_signal_is_named(start: Callable[[], Node]) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (b"[]\n", "the client wrote what is no order"),
-        (encode_order(TakeJob(job=JOB)), "the job is for 2 nodes, the scheduler has started agents on 1"),
+        (b"[]\n", "the client sent an invalid order"),
+        (encode_order(TakeJob(job=JOB)), "the job needs 2 nodes, but the scheduler started agents on 1"),
     ],
     ids=["nonsense", "another number of nodes"],
 )

@@ -83,5 +83,5 @@ def test_what_makes_no_sense_is_refused(lab: Lab) -> None:
     missing = lab.run("test_made.py", "--setup", "none.sh")
     assert (missing.exit_code, "--setup none.sh: no such file in" in missing.output) == (4, True)
     far = lab.run("test_made.py", "--setup", "set up.sh", "--launcher", "slurm")
-    assert (far.exit_code, "--setup is for one machine" in far.output) == (4, True), far.output
+    assert (far.exit_code, "--setup works on one machine only" in far.output) == (4, True), far.output
     assert not (lab.folder / "made").exists()

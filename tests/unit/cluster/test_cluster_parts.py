@@ -114,7 +114,7 @@ class TestLines:
         lines = LineWriter(3).lines(msgspec.json.encode(NodeNote(message="x" * 5000))).splitlines()
         reader = LineReader()
         assert list(reader.feed(lines[0])) == []
-        with pytest.raises(ProtocolError, match="node 3: line 2 came where line 1 was due"):
+        with pytest.raises(ProtocolError, match="node 3: line 2 came in place of line 1"):
             list(reader.feed(lines[2]))
 
     def test_what_others_print_is_not_ours(self) -> None:
@@ -147,8 +147,8 @@ class TestPlace:
         ("environ", "words"),
         [
             ({}, "no scheduler has started this agent"),
-            ({"SLURM_NODEID": "0"}, "is None, which is no number"),
-            ({"SLURM_NODEID": "2", "SLURM_NNODES": "2"}, "is no node of 2"),
+            ({"SLURM_NODEID": "0"}, "is None, which is not a number"),
+            ({"SLURM_NODEID": "2", "SLURM_NNODES": "2"}, "is not a node of 2"),
         ],
     )
     def test_nonsense(self, environ: dict[str, str], words: str) -> None:

@@ -71,7 +71,7 @@ def test_a_rank_that_floods_sends_its_newest_lines_and_how_much_is_left_out(rank
     ranks.clock.now_s += 1
     mark, *lines = shown(ranks.live.look())
     left_out = 10_000 * len(LINE) + len("newest\n") - sum(len(line) + 1 for _, line in lines)
-    assert (0, f"[disttest: {left_out:,} bytes left out, a rank on a node shows 16 KiB a second]") == mark
+    assert (0, f"[disttest: {left_out:,} bytes left out; a rank on a node shows 16 KiB a second]") == mark
     assert (0, "newest") == lines[-1]
     assert A_SECOND - len(LINE) < sum(len(line) + 1 for _, line in lines) <= A_SECOND
     assert {LINE.rstrip()} == {line for _, line in lines[:-1]}, "no line is cut"

@@ -28,7 +28,7 @@ def test_a_number_that_cannot_be_emulated(text):
 
 
 def test_gpus_of_other_machines_are_not_emulated():
-    with pytest.raises(UsageError, match="is a device of this machine only: leave out --launcher"):
+    with pytest.raises(UsageError, match="is a device of this machine only; leave out --launcher"):
         choose_nodes(
             SimpleNamespace(
                 settings={row.field: row.default for row in RUN_OPTIONS} | {"launcher": "slurm"},

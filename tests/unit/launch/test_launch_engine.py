@@ -90,7 +90,7 @@ def test_what_may_pass_is_tried_again(failure: Any) -> None:
     engine = FakeEngine(failure, failure, LAYERS)
     said = ensure(engine)
     assert len(engine.pulled) == 3
-    assert sum("trying again" in line for line in said) == 2
+    assert sum("retrying" in line for line in said) == 2
 
 
 def test_it_gives_up_after_four_attempts() -> None:

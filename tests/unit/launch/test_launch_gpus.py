@@ -52,7 +52,7 @@ def test_a_share_is_never_widened() -> None:
         UsageError, match=r"GPU-0aaa is not in this runner's share \(NVIDIA_VISIBLE_DEVICES=1,3\)"
     ):
         choose("device=0", share="1,3")
-    with pytest.raises(NotEnoughDevices, match="3 GPUs asked for, 2 here"):
+    with pytest.raises(NotEnoughDevices, match="3 GPUs requested, but only 2 available"):
         choose("3", share="1,3")
     assert choose("auto", share="void").devices == ()
 
@@ -61,7 +61,7 @@ def test_a_share_is_never_widened() -> None:
 def test_no_gpu_means_cpu_and_a_warning(engine: EngineGpus) -> None:
     grant = choose("auto", host=(), engine=engine)
     assert grant.way is Way.NONE
-    assert "running on CPU" in grant.warning
+    assert "running on the CPU" in grant.warning
 
 
 def test_gpus_without_a_toolkit_are_pointed_out() -> None:
@@ -74,7 +74,7 @@ def test_none_asks_for_none_and_does_not_warn() -> None:
 
 @pytest.mark.parametrize("asked", ["all", "1"])
 def test_required_gpus_have_to_be_there(asked: str) -> None:
-    with pytest.raises(NotEnoughDevices, match="1 GPU asked for, 0 here"):
+    with pytest.raises(NotEnoughDevices, match="1 GPU requested, but only 0 available"):
         choose(asked, host=())
 
 

@@ -30,7 +30,7 @@ def labels(client: ProcessIdentity = THEM, job: RunnerJob = JOB) -> dict:
 
 
 def test_a_dead_launcher_leaves_a_leftover() -> None:
-    assert why(labels()) == "its launcher, process 10, is gone"
+    assert why(labels()) == "its launcher, process 10, has ended"
 
 
 def test_a_living_launcher_keeps_its_container_whatever_else() -> None:
@@ -49,7 +49,7 @@ def test_another_pid_namespace_is_not_judged_by_pids() -> None:
 
 
 def test_a_runner_that_has_moved_on_leaves_a_leftover() -> None:
-    assert why(labels(ELSEWHERE), job=NEXT) == "runner r1 has moved on to another job"
+    assert why(labels(ELSEWHERE), job=NEXT) == "runner r1 runs another job now"
 
 
 def test_other_runners_and_unknown_ones_are_left_alone() -> None:

@@ -80,7 +80,7 @@ def test_one_that_does_not_listen_is_killed_after_the_grace() -> None:
 
 
 def test_an_engine_that_goes_away_is_an_engine_error() -> None:
-    with pytest.raises(EngineError, match="the engine went away while the container ran"):
+    with pytest.raises(EngineError, match="the connection to the engine was lost while the container ran"):
         follow(FakeContainer(obeys={}, lost=True), SignalSwitch())
 
 

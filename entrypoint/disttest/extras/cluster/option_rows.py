@@ -14,17 +14,19 @@ _for_nodes = partial(rows_of("run"), for_command=True, in_file=False, elsewhere=
 _setting = partial(rows_of("run"), for_command=True, has_variable=True, no_flag=True, inputs=())
 
 QUEUE_LIMIT = _for_nodes("queue-limit", SECONDS, "Maximum queue time of a job.", default=3600.0)
-SILENCE_LIMIT = _setting("silence-limit", SECONDS, "A node that is silent for so long is lost.", default=30.0)
+SILENCE_LIMIT = _setting("silence-limit", SECONDS, "Silence after which a node counts as lost.", default=30.0)
 RUN_OPTIONS = (
     _for_nodes(
         "launcher",
         one_of(*LAUNCHERS),
-        "Run on the nodes of a scheduler, instead of on this machine.",
+        "Run on the nodes of a scheduler in place of this machine.",
         default="",
         has_variable=True,
         repeated=True,
     ),
-    _for_nodes("nodes", COUNT, "Nodes of each world that does not say so itself.", default=1, repeated=True),
+    _for_nodes(
+        "nodes", COUNT, "Nodes of each world whose mark has no number of its own.", default=1, repeated=True
+    ),
     _for_nodes(
         "partition",
         text("NAME"),
@@ -42,12 +44,16 @@ RUN_OPTIONS = (
     _for_nodes(
         "scheduler-args",
         text("ARGS"),
-        "More arguments for srun, such as --qos=ci --mem=64G, or for kubectl, quoted as in a shell.",
+        "Further arguments for srun, such as --qos=ci --mem=64G, or for kubectl, quoted as in a shell.",
         default="",
         repeated=True,
     ),
     _setting(
-        "jobs", WHOLE, "Jobs with the scheduler at once.", default=0, otherwise="one for each node, 16 to 128"
+        "jobs",
+        WHOLE,
+        "Most jobs with the scheduler at a time.",
+        default=0,
+        otherwise="one for each node, 16 to 128",
     ),
     _for_nodes(
         "gpus-per-node",
@@ -76,24 +82,22 @@ RUN_OPTIONS = (
         repeated=True,
     ),
     _for_nodes(
-        "mount", text("PATH[:PATH]"), "What a node's container sees of the node.", many=True, repeated=True
+        "mount", text("PATH[:PATH]"), "Path of the node to mount in its container.", many=True, repeated=True
     ),
     _for_nodes(
         "pod-template",
         path("FILE"),
-        "A pod that those of Kubernetes are made from: a YAML file.",
+        "Template for the pods of Kubernetes: a YAML file.",
         repeated=True,
     ),
     _setting(
         "gpu-resource",
         text("NAME"),
-        "What Kubernetes calls a GPU.",
+        "Kubernetes' name of a GPU.",
         default="",
         otherwise="nvidia.com/gpu",
     ),
-    _for_nodes(
-        "pass-env", text("NAME"), "One more variable that travels to the nodes.", many=True, repeated=True
-    ),
+    _for_nodes("pass-env", text("NAME"), "Further variable to pass to the nodes.", many=True, repeated=True),
     _for_nodes(
         "node-dir",
         text("DIR"),
@@ -106,11 +110,11 @@ RUN_OPTIONS = (
     _for_nodes(
         "ports",
         text("FIRST-LAST"),
-        "Ports that the rendezvous may use, where a firewall lets few through.",
+        "Ports for the rendezvous, if a firewall permits only some.",
         default="",
         repeated=True,
     ),
-    _setting("node-command", text("COMMAND"), "How nodes call disttest node-agent.", default=""),
+    _setting("node-command", text("COMMAND"), "Command of the node agent on the nodes.", default=""),
 )
 """Options of ``disttest run``."""
 
@@ -126,10 +130,10 @@ OPTIONS = (
     rows_of("cluster-clean")(
         "partition",
         text("NAME"),
-        "For Kubernetes NAMESPACE or CONTEXT/NAMESPACE; Slurm's jobs are found without.",
+        "For Kubernetes NAMESPACE or CONTEXT/NAMESPACE; Slurm needs none.",
         default="",
     ),
     rows_of("cluster-clean")(
-        "all", SWITCH, "Those of living clients, and of other machines, too.", default=False
+        "all", SWITCH, "End the jobs of living clients and of other machines, too.", default=False
     ),
 )

@@ -50,9 +50,9 @@ def choose_nodes(request: RunRequest) -> Nodes | None:
 def _refuse(request: RunRequest) -> None:
     options = request.options
     if request.setup is not None:
-        raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
+        raise UsageError("--setup works on one machine only; prepare the nodes of a scheduler before the run")
     if check_provided(options.device):
-        raise UsageError(f"--device {options.device} is a device of this machine only: leave out --launcher")
+        raise UsageError(f"--device {options.device} is a device of this machine only; leave out --launcher")
 
 
 def take_nodes(given: Mapping[str, Any], named: Collection[str]) -> Nodes | None:
@@ -67,12 +67,12 @@ def take_nodes(given: Mapping[str, Any], named: Collection[str]) -> Nodes | None
     """
     if not given["launcher"] and given["nodes"] > 1:
         raise UsageError(
-            f"--nodes {given['nodes']} needs a scheduler: give --launcher {' or '.join(LAUNCHERS)}"
+            f"--nodes {given['nodes']} needs a scheduler; give --launcher {' or '.join(LAUNCHERS)}"
         )
     parse_ports(given["ports"])
     for name in ("container", "mount"):
         if given[name] and not given["image"]:
-            raise UsageError(f"--{name} is for an --image, and none is given")
+            raise UsageError(f"--{name} needs an --image; give one")
     return Nodes(given, named) if given["launcher"] else None
 
 
@@ -87,7 +87,7 @@ def parse_ports(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 0 < first <= last < 65536:
-        raise UsageError(f"--ports {text!r} is no range of ports such as 29500-29510")
+        raise UsageError(f"--ports {text!r} is not a range of ports such as 29500-29510")
     return first, last
 
 

@@ -100,7 +100,7 @@ def rebuild_left_run(results: Path | None, working_dir: Path, say: Callable[[str
     with contextlib.suppress(DisttestError, OSError), no_run_writes(folder):
         run = _read(folder, say)
         if run is not None and run.reason == DIED_EARLY:
-            reason = "the launcher was killed, and the next launch removed its container"
+            reason = "the launcher was killed; the next launch removed its container"
             _rewrite(folder, run, SIGKILL_CODE, reason, say)
             say(f"wrote the reports of that launch into {folder}")
 
@@ -118,7 +118,7 @@ def _read(folder: Path, say: Callable[[str], None]) -> RunResult | None:
     try:
         return fold(read_events(folder / FILE_NAME))
     except (DisttestError, OSError) as error:
-        say(f"the journal cannot be read: {error}")
+        say(f"cannot read the journal: {error}")
         return None
 
 
@@ -132,5 +132,5 @@ def _rewrite(folder: Path, run: RunResult, code: int, reason: str, say: Callable
         for path in write_reports(run, folder):
             give_to_owner_above(path)
     except (DisttestError, OSError) as error:
-        say(f"reports could not be made from the journal: {error}")
+        say(f"cannot write reports from the journal: {error}")
     return run

@@ -65,12 +65,12 @@ def _context(environ: Mapping[str, str]) -> Any:
         context = ContextAPI.get_context(name)
     except Exception as error:  # the SDK raises bare exceptions, too
         raise EngineError(
-            f"the Docker context {name!r} cannot be read: {error!r}; make it anew, or choose another one"
+            f"the Docker context {name!r} cannot be read: {error!r}; create it again, or choose another one"
             " in DOCKER_CONTEXT [context-broken]"
         ) from error
     if context is None:
         raise EngineError(
-            f"there is no Docker context {name!r}: `docker context ls` lists those there are; choose one in"
+            f"there is no Docker context {name!r}: `docker context ls` lists the existing ones; choose one in"
             " DOCKER_CONTEXT or with `docker context use`, or name the engine's address with --engine"
             " [context-missing]"
         )

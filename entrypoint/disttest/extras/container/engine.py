@@ -72,7 +72,7 @@ def find_engine(*, chosen: str, environ: Mapping[str, str], uid: int, home: str)
                 raise
             if Path(endpoint.host.removeprefix("unix://")).exists():
                 tried.append(str(error))
-    nothing = "no container engine found: install Docker or Podman, start it, or name it in DOCKER_HOST"
+    nothing = "no container engine found; install Docker or Podman, start it, or set DOCKER_HOST"
     raise EngineError("\n".join(tried) if tried else f"{nothing} [engine-missing]")
 
 
@@ -142,7 +142,9 @@ def ensure_image(client: docker.DockerClient, image: str, *, policy: str, say: C
             client.images.get(image)
             return
     if policy == "never":
-        raise UsageError(f"no image {image} here, and --pull never: build or load it first [image-missing]")
+        raise UsageError(
+            f"the engine has no image {image}, and --pull is never; build or load it first [image-missing]"
+        )
     say(f"pulling {image}")
     with engine_errors(f"pulling {image}"):
         _pull_with_retries(client, image, say)
@@ -153,9 +155,7 @@ def _pull_with_retries(client: docker.DockerClient, image: str, say: Callable[[s
         stop=tenacity.stop_after_attempt(PULL_ATTEMPTS),
         wait=tenacity.wait_exponential_jitter(initial=1, max=20),
         retry=tenacity.retry_if_exception(is_passing),
-        before_sleep=lambda state: say(
-            f"pulling {image}: attempt {state.attempt_number} failed, trying again"
-        ),
+        before_sleep=lambda state: say(f"pulling {image}: attempt {state.attempt_number} failed; retrying"),
         reraise=True,
     ):
         with attempt:

@@ -109,22 +109,22 @@ def _uuid_of(name: str, host: tuple[HostGpu, ...] | None) -> str:
 
 def _auto(allowed: tuple[str, ...] | None, engine: EngineGpus) -> GpuGrant:
     if allowed == ():
-        return GpuGrant(warning="no GPU on this host or in this runner's share: running on CPU")
+        return GpuGrant(warning="no GPU on this host or in this runner's share; running on the CPU")
     if not engine.cdi and not engine.runtime and not engine.podman:
         if allowed is None:
-            return GpuGrant(warning="the engine knows of no GPU: running on CPU")
+            return GpuGrant(warning="the engine reports no GPU; running on the CPU")
         return GpuGrant(
-            warning="this host has GPUs, but its engine cannot hand them out"
-            " (install nvidia-container-toolkit): running on CPU"
+            warning="this host has GPUs, but its engine cannot pass them to containers; running on the CPU"
+            " (install nvidia-container-toolkit to use them)"
         )
     if allowed is None and not engine.cdi and not engine.runtime:
-        return GpuGrant(warning="the engine knows of no GPU: running on CPU")
+        return GpuGrant(warning="the engine reports no GPU; running on the CPU")
     return _grant(allowed if allowed is not None else (ALL,), engine)
 
 
 def _first(allowed: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
     if count == 0:
-        raise UsageError("--gpus 0: say --gpus none to run without GPUs")
+        raise UsageError("--gpus 0 is invalid; use --gpus none to run without GPUs")
     _require(allowed, count)
     return allowed[:count] if allowed is not None else tuple(str(index) for index in range(count))
 
@@ -132,8 +132,8 @@ def _first(allowed: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
 def _require(allowed: tuple[str, ...] | None, count: int) -> None:
     if allowed is not None and len(allowed) < count:
         raise NotEnoughDevices(
-            f"{count} GPU{'s' if count > 1 else ''} asked for, {len(allowed)} here: take a runner with more,"
-            " or run with --gpus auto"
+            f"{count} GPU{'s' if count > 1 else ''} requested, but only {len(allowed)} available; use a runner with more,"
+            " or --gpus auto"
         )
 
 
@@ -148,7 +148,7 @@ def _named(
     beyond = [uuid for uuid in uuids if share not in (None, ALL) and uuid not in (allowed or ())]
     if beyond:
         raise UsageError(
-            f"--gpus: {beyond[0]} is not in this runner's share (NVIDIA_VISIBLE_DEVICES={share})"
+            f"--gpus: {beyond[0]} is not in this runner's share (NVIDIA_VISIBLE_DEVICES={share}); choose one of the share"
         )
     return uuids
 

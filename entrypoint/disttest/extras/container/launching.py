@@ -164,12 +164,14 @@ def _run(
         # A CPU run does not need the limits, and NCCL reports what it lacks.
         if not spec.raise_limits or LIMITS_REFUSED not in str(error):
             raise
-        say("warning: the engine may not raise memlock and stack limits; NCCL may need them [ulimit-refused]")
+        say(
+            "warning: the engine cannot raise the memlock and stack limits, which NCCL may need [ulimit-refused]"
+        )
         spec = structs.replace(spec, raise_limits=False)
         outcome = _run_container(client, structs.replace(prepared, spec=spec), switch, say)
     if outcome.code in (NOT_EXECUTABLE, NOT_FOUND):
         raise UsageError(
-            f"image {spec.image} has no command disttest that can be run: build it from the released one [image-empty]"
+            f"image {spec.image} has no executable command disttest; build it from the released image [image-empty]"
         )
     end = end_of(outcome, spec)
     if end.reason:
@@ -202,11 +204,12 @@ def end_of(outcome: ContainerOutcome, spec: LaunchSpec) -> LaunchEnd:
     if outcome.killed and outcome.signum:
         code, reason = conclude(Facts(signal=outcome.signum))
         return LaunchEnd(
-            code=code, reason=f"{reason}, did not end within {CONTAINER_STOP_S:g} s and was killed"
+            code=code,
+            reason=f"{reason}, the container did not end within {CONTAINER_STOP_S:g} s and was killed",
         )
     if outcome.out_of_memory:
         whose = f"{spec.memory_bytes >> 20:,} MiB, --memory" if spec.memory_bytes else "all of the machine"
-        reason = f"the container ran out of memory ({whose}): raise it, or run fewer ranks at the same time (--slots)"
+        reason = f"the container ran out of memory ({whose}); raise it, or run fewer ranks at the same time (--slots)"
         return LaunchEnd(code=ExitCode.INTERNAL, reason=f"{reason} [engine-memory]")
     if outcome.code in (SIGKILL_CODE, ExitCode.DEADLINE) and outcome.lasted_s >= spec.time_limit_s:
         reason = f"the container's time limit of {spec.time_limit_s:g} s passed (--time-limit)"

@@ -78,9 +78,9 @@ def why_leftover(
     here = (theirs.get("boot"), theirs.get("namespace")) == (client.boot, client.namespace)
     if here and "ticks" in theirs:  # missing in containers of older versions
         pid, started = int(_number(theirs.get("pid"))), int(_number(theirs["ticks"]))
-        return "" if is_alive(pid, started) else f"its launcher, process {pid}, is gone"
+        return "" if is_alive(pid, started) else f"its launcher, process {pid}, has ended"
     if job.runner and theirs.get("runner") == job.runner and _job(theirs) != job:
-        return f"runner {job.runner} has moved on to another job"
+        return f"runner {job.runner} runs another job now"
     if now_s > _number(theirs.get("expires")) + CONTAINER_LEFT_S:
         return "its time limit has passed"
     return ""

@@ -28,7 +28,7 @@ OPTIONS = (
     _launch(
         "target",
         one_of(AUTO, "cpu", "cuda", "full"),
-        "Which build of the released image.",
+        "Build of the released image.",
         default=AUTO,
         inputs=_launched,
     ),
@@ -49,7 +49,7 @@ OPTIONS = (
     _launch(
         "requirements",
         path("FILE"),
-        "Install what this file for pip names into the image first, once; its torch stays.",
+        "Install this requirements file into a layer on the image, once; the image's torch stays.",
         outside_container=INSTALLED,
         inputs=("run", "plan"),
     ),
@@ -87,7 +87,7 @@ OPTIONS = (
     _launch(
         "workdir",
         path("DIR"),
-        "Where disttest starts inside.",
+        "Working directory in the container.",
         default=Path(),
         otherwise="the current folder",
         inputs=(),
@@ -103,7 +103,7 @@ OPTIONS = (
     _launch(
         "mount",
         text("PATH[:ro]"),
-        "One more folder of the host.",
+        "Further folder of the host to mount.",
         many=True,
         outside_container=CONTAINED,
         inputs=_launched,
@@ -111,7 +111,7 @@ OPTIONS = (
     _launch(
         "env",
         text("NAME[=VALUE]"),
-        "One more variable for the container.",
+        "Further variable for the container.",
         many=True,
         in_environment=True,
         outside_container=CONTAINED,
@@ -145,7 +145,7 @@ OPTIONS = (
     _launch(
         "pids-limit",
         WHOLE,
-        "How many processes and threads the container may have; 0: no limit.",
+        "Most processes and threads of the container; 0 for no limit.",
         otherwise=f"{PIDS_LIMIT}",
         outside_container=CONTAINED,
         inputs=_launched,
@@ -162,7 +162,7 @@ OPTIONS = (
     _launch(
         "time-limit",
         SECONDS,
-        "The container ends after that, watched or not.",
+        "Time limit of the container, even without a launcher.",
         default=0.0,
         otherwise="six hours, or a minute more than the deadline",
         outside_container=CONTAINED,
@@ -174,7 +174,7 @@ OPTIONS = (
     _launch(
         "dry-run",
         SWITCH,
-        "Print what would be started, as JSON, and start nothing.",
+        "Print the launch as JSON, and start nothing.",
         default=False,
         inputs=(),
     ),

@@ -77,7 +77,7 @@ def make_folder(path: Path) -> None:
             folder.mkdir(exist_ok=True)
             give_to_owner_above(folder)
     except OSError as error:
-        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
+        raise UsageError(f"cannot create {path}: {error.strerror}") from error
 
 
 def make_lease_folder(path: Path) -> None:

@@ -69,7 +69,7 @@ def prepare(
     """
     if options.memory_bytes and not facts.limits_memory:
         raise EngineError(
-            "--memory: this engine cannot limit memory: enable the memory controller of its cgroups"
+            "--memory: this engine cannot limit memory; enable the memory controller of its cgroups"
         )
     workspace = _folder(options.workspace, "--workspace")
     working_dir = _folder(options.working_dir, "--workdir")
@@ -106,7 +106,7 @@ def prepare(
 def _pids(options: LaunchOptions, facts: EngineFacts) -> int:
     if options.pids_limit and not facts.limits_pids:
         raise EngineError(
-            "--pids-limit: this engine cannot limit processes: enable the pids controller of its cgroups"
+            "--pids-limit: this engine cannot limit processes; enable the pids controller of its cgroups"
         )
     if options.pids_limit is None:
         return PIDS_LIMIT if facts.limits_pids else 0
@@ -138,9 +138,9 @@ def _limit(deadline_s: float) -> float:
 def _folder(path: Path, flag: str) -> Path:
     folder = path.resolve()
     if not folder.is_dir():
-        raise UsageError(f"{flag} {path}: no such folder")
+        raise UsageError(f"{flag} {path}: there is no such folder")
     if str(folder) in FORBIDDEN:
-        raise UsageError(f"{flag} {folder} would hide the image's own files: name a folder of your own")
+        raise UsageError(f"{flag} {folder} would hide files of the image; choose another folder")
     return folder
 
 

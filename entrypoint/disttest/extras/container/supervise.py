@@ -139,7 +139,7 @@ def _follow(
             message = mailbox.get(timeout=max(left, 0.0)) if kill_at < float("inf") else mailbox.get()
         except queue.Empty:
             if killed:
-                raise EngineError("the engine could not kill the container: restart the engine") from None
+                raise EngineError("the engine could not kill the container; restart the engine") from None
             _send(container, "SIGKILL")
             killed, kill_at = True, clock() + CONTAINER_KILL_S
             continue
@@ -147,7 +147,9 @@ def _follow(
             case Exited(code=code):
                 return ContainerOutcome(code=code, signum=first, killed=killed)
             case Lost(error=error):
-                raise EngineError(f"the engine went away while the container ran: {explain(error)}")
+                raise EngineError(
+                    f"the connection to the engine was lost while the container ran: {explain(error)}"
+                )
             case Signalled(signum=signum):
                 _send(container, signum)
                 if not first:

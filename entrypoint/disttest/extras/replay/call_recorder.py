@@ -203,7 +203,7 @@ class CallRecorder(Tool):
     def _note(self, signature: RecordedSignature, site: Any, thread: int, digest: int) -> int:
         if thread != self._thread:
             self.note_unfit(
-                f"{signature.op} at {str(site) or 'no line of Python'} was called by another thread than the test's; "
+                f"another thread than the test's called {signature.op} at {str(site) or 'no line of Python'}; "
                 "the order of threads is not recorded"
             )
         key = signature, site.file, site.line

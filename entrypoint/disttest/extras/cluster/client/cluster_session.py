@@ -103,7 +103,7 @@ def run_on_cluster(
     journal = Journal(directory.path / FILE_NAME)
     recorder = stop.recorder = JobRecorder(journal, directory.home, tell)
     for name in remove_leftovers(launcher):
-        recorder.noted(f"{name}: left by a client that is dead, cancelled")
+        recorder.noted(f"{name}: cancelled, since its client is dead")
     collection = _collect_for(host, request, stop)
     root = Path(collection.root or Path.cwd())
     _begin(recorder, collection, request, run_id)
@@ -226,7 +226,7 @@ def _conduct_all(
     at_once = min(at_once, len(jobs))
     if (room := room_for(at_once)) < at_once:
         recorder.noted(
-            f"{room} jobs at once instead of {at_once}: the limit on open files (ulimit -n) lets no more be held"
+            f"{room} jobs at a time instead of {at_once}; raise the limit on open files (ulimit -n) for more"
         )
     with ThreadPoolExecutor(max_workers=room, thread_name_prefix="job") as pool:
         running = [

@@ -274,7 +274,7 @@ class Conductor(ABC):
                 self.fail(
                     JobState.QUEUED,
                     f"still waiting after {limits.queue_s:g} s{why}",
-                    "Nothing is wrong with the tests: give --queue-limit more, or ask for less",
+                    "The tests are not at fault; raise --queue-limit, or request less",
                 )
             return
         for node, heard_s in self._heard_s.items():
@@ -291,8 +291,7 @@ class Conductor(ABC):
                 self.fail(
                     JobState.NODE_LOST,
                     f"node {self._name(node)} has been silent for {limits.silence_s:g} s",
-                    "It is down, or cut off from the client: the scheduler (sinfo -R, kubectl describe node) and its system log "
-                    "say more",
+                    "It is down, or cut off from the client; see sinfo -R, kubectl describe node, or its system log",
                 )
         if len(self._ready) < self.job.shape.nodes and now_s - self._running_s > limits.start_s:
             late = ", ".join(str(node) for node in range(self.job.shape.nodes) if node not in self._ready)

@@ -71,7 +71,7 @@ class JobRecorder(EventWriter):
         """Write a rank's log. It comes from another machine, so a path outside the tree of logs is dropped."""
         relative = PurePosixPath(path)
         if relative.is_absolute() or ".." in relative.parts or relative.parts[:1] != ("logs",):
-            self.noted(f"a node sent a log for {path!r}, which is no place for logs: dropped")
+            self.noted(f"a node sent a log for {path!r}, which is not below logs/; it was dropped")
             return
         results = self._home.now()
         target = results / relative

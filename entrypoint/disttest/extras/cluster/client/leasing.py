@@ -82,7 +82,7 @@ class LeaseConductor(Conductor):
     def _finish(self, result: TestResult, offset_s: float, *, again: bool) -> None:
         test = self._tests.get(result.nodeid)
         if test is None:
-            self._recorder.noted(f"{result.nodeid}: a node reported a test that its job does not have")
+            self._recorder.noted(f"{result.nodeid}: a node reported this test, which is not in its job")
             return
         result = msgspec.structs.replace(
             check_lease_result(test, result),

@@ -138,7 +138,7 @@ class Agent:
         assignment = self._assignment
         if assignment.nodes != job.shape.nodes:
             raise ProtocolError(
-                f"the job is for {job.shape.nodes} nodes, the scheduler has started agents on {assignment.nodes}"
+                f"the job needs {job.shape.nodes} nodes, but the scheduler started agents on {assignment.nodes}"
             )
         needs = max(
             (test.world.ranks_per_node for test in job.tests if test.world and test.world.device != "cpu"),
@@ -147,7 +147,7 @@ class Agent:
         if needs > len(assignment.gpus):
             raise ProtocolError(
                 f"node {assignment.host} was granted {len(assignment.gpus)} GPUs "
-                f"(CUDA_VISIBLE_DEVICES={','.join(assignment.gpus) or 'empty'}), and the job has {needs} ranks for it"
+                f"(CUDA_VISIBLE_DEVICES={','.join(assignment.gpus) or 'empty'}), but the job has {needs} ranks on it"
             )
         if job.directory:
             self._enter(job.directory)
@@ -159,8 +159,7 @@ class Agent:
             os.chdir(directory)
         except OSError as error:
             raise UsageError(
-                f"the working directory {directory} cannot be entered there ({error.strerror}): name another one with "
-                "--node-dir"
+                f"cannot enter the working directory {directory} ({error.strerror}); choose another one with --node-dir"
             ) from error
 
     # --- supervising

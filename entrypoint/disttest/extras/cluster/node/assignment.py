@@ -49,14 +49,14 @@ def find_assignment(environ: Mapping[str, str]) -> NodeAssignment:
             return _read(row, environ)
     names = ", ".join(row.node[0] for row in table)
     raise UsageError(
-        f"no scheduler has started this agent: none of {names} is set. It is started by disttest run."
+        f"no scheduler has started this agent (none of {names} is set); it is started by disttest run"
     )
 
 
 def _read(row: NodeVariables, environ: Mapping[str, str]) -> NodeAssignment:
     node, nodes = _number(environ, row.node), _number(environ, row.nodes)
     if not 0 <= node < nodes:
-        raise UsageError(f"{row.node[0]}={node} is no node of {nodes}")
+        raise UsageError(f"{row.node[0]}={node} is not a node of {nodes}")
     address = _first(environ, row.address) or facing(_first(environ, row.peer) or "")
     return NodeAssignment(
         scheduler=row.scheduler,
@@ -92,7 +92,7 @@ def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
     text = _first(environ, names)
     if text is None or not text.isdigit():
         raise UsageError(
-            f"{' or '.join(names)} is {text!r}, which is no number: the scheduler's variables are incomplete"
+            f"{' or '.join(names)} is {text!r}, which is not a number; the scheduler's variables are incomplete"
         )
     return int(text)
 

@@ -94,7 +94,7 @@ def _skip_to(log: GrowingLog, newest: int) -> list[str]:
     if log.waiting <= newest:
         return []
     left_out = count(log.skip_all_but(newest), "byte")
-    return [f"[disttest: {left_out} left out, a rank on a node shows {A_SECOND // 1024} KiB a second]"]
+    return [f"[disttest: {left_out} left out; a rank on a node shows {A_SECOND // 1024} KiB a second]"]
 
 
 def _output(log: GrowingLog, lines: list[str]) -> Iterator[RankOutput]:

@@ -357,7 +357,7 @@ def _listen_once(address: str, ports: tuple[int, int]) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 raise
     raise InfrastructureError(
-        f"every port from {ports[0]} to {ports[1]} of {address} is taken: give more with --ports"
+        f"every port from {ports[0]} to {ports[1]} of {address} is taken; give more with --ports"
     )
 
 

@@ -82,7 +82,7 @@ def disagreement(client: Versions, digest: str, nodes: Mapping[int, NodeReady]) 
         if ready.digest != digest:
             return (
                 f"the tests on node {ready.host} are not those on the client (digest {ready.digest} there, {digest} "
-                "here): other sources, or other tests collected. Check out the same commit on both"
+                "here): check out the same commit on both"
             )
     return _other_parameters(said)
 
@@ -96,6 +96,6 @@ def _other_parameters(said: Sequence[NodeReady]) -> str:
             if values != there:
                 return (
                     f"{nodeid} is not the same test on all nodes: {there} on node {first.host}, {values} on node "
-                    f"{ready.host}. Make its parameters from something that all nodes see alike, in a fixed order"
+                    f"{ready.host}. Derive its parameters from data that is equal on all nodes, in a fixed order"
                 )
     return ""

@@ -272,7 +272,7 @@ def decode_order(line: bytes) -> ToNode:
     try:
         return _to_node.decode(line)
     except UNREADABLE as error:
-        raise ProtocolError(f"the client wrote what is no order ({error}): {line[:80]!r}") from error
+        raise ProtocolError(f"the client sent an invalid order ({error}): {line[:80]!r}") from error
 
 
 class LineWriter:
@@ -312,7 +312,7 @@ class LineReader:
         node, number = int(match[1]), int(match[2])
         if number != self._next.get(node, 0):
             raise ProtocolError(
-                f"node {node}: line {number} came where line {self._next.get(node, 0)} was due: output was lost"
+                f"node {node}: line {number} came in place of line {self._next.get(node, 0)}; output was lost"
             )
         self._next[node] = number + 1
         body = self._open.setdefault(node, bytearray())

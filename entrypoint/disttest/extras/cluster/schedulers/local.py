@@ -100,7 +100,7 @@ class LocalRun:
         words = "; ".join(f"the agent of {node_name(node)} ended with {_code(code)}" for node, code in bad)
         exit_code = bad[0][1] if bad else 0
         if self._late:
-            reason = f"the job's {self._job.limit_s:.0f} s are over"
+            reason = f"the job exceeded its limit of {self._job.limit_s:.0f} s"
             return JobOutcome(state=JobState.TIME_LIMIT, reason=reason, exit_code=exit_code)
         if self._cancelled:
             return JobOutcome(state=JobState.CANCELLED, reason=self._cancelled, exit_code=exit_code)
@@ -132,7 +132,7 @@ class LocalLauncher:
         """
         if job.image:
             raise SchedulerError(
-                "--image needs a scheduler that starts containers; local agents run as they are"
+                "--image needs a scheduler that starts containers; leave it out with --launcher local"
             )
         try:
             return LocalRun(job, travelling(job, self._environ), self._command)
