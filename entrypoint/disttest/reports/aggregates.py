@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from disttest.errors import ExitCode
@@ -24,7 +26,10 @@ TITLES = {
     "not_run": "not run",
     "infrastructure": "infrastructure",
 }
-"""Titles of the kinds that are counted."""
+"""The kinds that are counted, and what they are called."""
+_ALWAYS = ("passed", "failed")
+_SLOW_S = 1.0
+"""A test that takes less is not slow, whatever the others take."""
 
 
 @dataclass(kw_only=True)
@@ -114,8 +119,8 @@ class Row:
 
 
 def columns(total: Tally) -> dict[str, str]:
-    """Map kinds to titles of columns in the final table; without tests that were not run, they have no column."""
-    return {kind: title for kind, title in TITLES.items() if kind != "not_run" or total.not_run}
+    """The columns of counts in the final table, kind -> title: passed and failed, and others that are not zero."""
+    return {kind: title for kind, title in TITLES.items() if kind in _ALWAYS or total.in_column(kind)}
 
 
 def table(run: RunResult) -> list[Row]:
@@ -134,9 +139,14 @@ def table(run: RunResult) -> list[Row]:
 
 
 def slowest(run: RunResult, limit: int = 10) -> list[TestOutcome]:
-    """Return the tests with the longest final attempt, longest first."""
-    ran = [test for test in run.tests if test.final.duration_s > 0]
-    return sorted(ran, key=lambda test: -test.final.duration_s)[:limit]
+    """Return the tests whose final attempt took a second and twice the median, longest first; none of fewer than three."""
+    ran = sorted((test for test in run.tests if test.final.duration_s > 0), key=_seconds_of, reverse=True)
+    least_s = max(_SLOW_S, 2 * _seconds_of(ran[len(ran) // 2])) if len(ran) > 2 else math.inf
+    return [test for test in ran[:limit] if _seconds_of(test) >= least_s]
+
+
+def _seconds_of(test: TestOutcome) -> float:
+    return test.final.duration_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,27 +221,48 @@ def finding(result: TestResult) -> str:
 
 
 def evidence(result: TestResult) -> list[str]:
-    """Return the texts about a failed result: the culprit's first, then others, without repetition."""
+    """Return the texts of a bad result: that of the culprit, then those of other ranks, each text once."""
     known = result.message + "\n" + result.details
     culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
-    speakers: dict[tuple[str, str], list[str]] = {}
+    speakers: dict[tuple[str, str], list[RankRecord]] = {}
     for rank in culprit_first:
         if not _was_cleared_away(rank) and (text := _rank_text(rank, known)):
-            ended = f"{how_ended(rank)} in {rank.phase}"
-            speakers.setdefault((ended, text), []).append(rank_name(rank.rank))
+            speakers.setdefault((f"{how_ended(rank)} in {rank.phase}", _NUMBERS.sub("#", text)), []).append(
+                rank
+            )
     sections = (
-        clean(f"----- {', '.join(who)}: {ended} -----\n{text}") for (ended, text), who in speakers.items()
+        clean(f"----- {_names(alike)}: {ended} -----\n{_rank_text(alike[0], known)}")
+        for (ended, _), alike in speakers.items()
     )
-    return [part.strip("\n") for part in (clean(result.details), *sections) if part.strip()]
+    told = [part.strip("\n") for part in (clean(result.details), *sections) if part.strip()]
+    alike = [rank for rank in culprit_first if rank.details and _is_like(rank.details, result.details)]
+    return [f"----- {_names(alike)} -----", *told] if len(alike) > 1 else told
+
+
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+"""Texts of ranks that differ only in numbers (ranks, addresses, times) are alike."""
+
+
+def _is_like(text: str, other: str) -> bool:
+    return _NUMBERS.sub("#", text.strip()) in _NUMBERS.sub("#", other)
+
+
+def _names(ranks: Sequence[RankRecord]) -> str:
+    names = ", ".join(rank_name(rank.rank) for rank in sorted(ranks, key=lambda rank: rank.rank))
+    return names if len(ranks) == 1 else f"{len(ranks)} ranks alike: {names}"
 
 
 def _was_cleared_away(rank: RankRecord) -> bool:
-    """Whether disttest ended an innocent rank after another one had failed, without any trace."""
+    """Whether it was ended after another rank had failed, and left no text."""
     return rank.end is RankEnd.KILLED and not (rank.hung or rank.details or rank.stacks)
 
 
 def _rank_text(rank: RankRecord, known: str) -> str:
-    texts = (rank.message, rank.details, rank.stacks)
+    stacks = (
+        "" if rank.details and not rank.hung else rank.stacks
+    )  # of a rank that raised, the traceback says all
+    details = "" if rank.details and _is_like(rank.details, known) else rank.details
+    texts = (rank.message, details, stacks)
     return "\n".join(text for text in texts if text.strip() and text not in known)
 
 
@@ -279,7 +310,7 @@ def is_green(run: RunResult) -> bool:
 
 
 def headline(run: RunResult) -> str:
-    """Return the counts that are not zero: ``2 failed, 31 passed in 12.0 s (the whole run: 16.2 s)``."""
+    """Return the counts that are not zero: ``2 failed, 31 passed in 16.2 s``, of the whole run if that is known."""
     total = tally(run)
     named = (
         (total.failed, "failed"),
@@ -292,5 +323,5 @@ def headline(run: RunResult) -> str:
         (total.xfailed, "expected to fail"),
     )
     parts = [f"{number:,} {name}" for number, name in named if number]
-    whole = "" if run.whole_s is None else f" (the whole run: {duration(run.whole_s)})"
-    return f"{', '.join(parts) or count(0, 'test')} in {duration(run.duration_s)}{whole}"
+    took_s = run.duration_s if run.whole_s is None else run.whole_s
+    return f"{', '.join(parts) or count(0, 'test')} in {duration(took_s)}"

@@ -128,14 +128,17 @@ class _Summary:
     def collection_error(self, nodeid: str, message: str) -> Iterator[str]:
         last = message.strip().rpartition("\n")[2]
         body = [*self.block(message)]
-        yield from _collapsible(f"{code(nodeid)} could not be collected: {escape(one_line(last))}", body)
+        title = f"{code_in_html(nodeid)} could not be collected: {in_html(one_line(last))}"
+        yield from _collapsible(title, body)
 
     def failure(self, group: FailureGroup) -> Iterator[str]:
         test = group.first
         what = (
-            code(test.test.nodeid) if len(group.tests) == 1 else f"<b>{count(len(group.tests), 'test')}</b>"
+            code_in_html(test.test.nodeid)
+            if len(group.tests) == 1
+            else f"<b>{count(len(group.tests), 'test')}</b>"
         )
-        title = f"{escape(how_failed(test.final))} · {what}<br>{escape(group.message)}"
+        title = f"{in_html(how_failed(test.final))} · {what}<br>{in_html(group.message)}"
         yield from _collapsible(title, [*self.failure_body(group)])
 
     def failure_body(self, group: FailureGroup) -> Iterator[str]:
@@ -185,7 +188,7 @@ class _Summary:
         if not self.logs.path(rank.log):
             return "missing" if rank.log else ""
         if not self.links:
-            return code(rank.log)
+            return code_cell(rank.log)
         return f"[{PurePosixPath(rank.log).name}]({quote(rank.log)})"
 
     def log_tail(self, rank: RankRecord) -> Iterator[str]:
@@ -225,7 +228,9 @@ class _Summary:
         yield ""
         for each in warned[: self.detail.listed * 5]:
             finding = each.finding
-            title = f"{escape(each.title)} · {code(each.whose)}<br>{escape(one_line(finding.message))}"
+            title = (
+                f"{in_html(each.title)} · {code_in_html(each.whose)}<br>{in_html(one_line(finding.message))}"
+            )
             words = (escape(one_line(text)) for text in (finding.effect, f"What to do: {finding.advice}"))
             yield from _collapsible(title, [line for text in words for line in (text, "")])
         if len(warned) > self.detail.listed * 5:
@@ -274,7 +279,7 @@ class _Summary:
     def lists(self) -> Iterator[str]:
         slow = aggregates.slowest(self.run, self.detail.listed)
         if slow:
-            lines = [f"| {duration(test.final.duration_s)} | {code(test.test.nodeid)} |" for test in slow]
+            lines = [f"| {duration(test.final.duration_s)} | {code_cell(test.test.nodeid)} |" for test in slow]
             yield from _collapsible("Slowest tests", ["| time | test |", "|---:|---|", *lines, ""])
         for why in aggregates.reasons_left_out(self.run):
             lines = [
@@ -299,10 +304,11 @@ class _Summary:
 
     def foot(self) -> Iterator[str]:
         if self.run.notes:
-            notes = [f"- {escape(one_line(note))}" for note in self.run.notes[: self.detail.listed * 5]]
-            if len(self.run.notes) > len(notes):
-                notes.append(f"- … and {count(len(self.run.notes) - len(notes), 'more note')}")
-            yield from _collapsible(count(len(self.run.notes), "note"), [*notes, ""])
+            every = dict.fromkeys(map(one_line, self.run.notes))
+            notes = [f"- {escape(note)}" for note in [*every][: self.detail.listed * 5]]
+            if len(every) > len(notes):
+                notes.append(f"- … and {count(len(every) - len(notes), 'more note')}")
+            yield from _collapsible(count(len(every), "note"), [*notes, ""])
         hardware = self.run.hardware
         facts = [
             f"disttest {self.run.disttest}" if self.run.disttest else "",
@@ -336,9 +342,18 @@ def _collapsible(title: str, body: list[str]) -> Iterator[str]:
 
 
 def escape(text: str) -> str:
-    """Escape ``text`` for Markdown and HTML."""
+    """Return ``text`` so that Markdown shows it as it is, with no more marks than it needs to be read as plain text."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]()#+!|~@$])", lambda match: f"&#{ord(match[1])};", text)
+    return _SPECIAL.sub(r"\\\g<0>", text)
+
+
+_SPECIAL = re.compile(r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|^[ \t]*[#+-]", re.MULTILINE)
+"""A mark of Markdown; an underscore between letters is none."""
+
+
+def in_html(text: str) -> str:
+    """Return ``text`` for a line of HTML, in which Markdown has no marks."""
+    return clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def cell(text: str) -> str:
@@ -347,13 +362,26 @@ def cell(text: str) -> str:
 
 
 def code(text: str, limit: int = 300) -> str:
-    """Format ``text`` as code in HTML, which works in titles, lists and tables, whatever it contains."""
-    return f"<code>{escape(one_line(text, limit))}</code>"
+    """Return ``text`` as a code span, for lines and cells of Markdown."""
+    return exact_code(one_line(text, limit))
 
 
 def exact_code(text: str) -> str:
-    """Format text for copying: neither shortened nor with joined spaces."""
-    return f"<code>{escape(text)}</code>"
+    """Return ``text`` as a code span, without a cut and with its spaces."""
+    text = clean(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text[:1] == "`" or text[-1:] == "`" else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def code_cell(text: str) -> str:
+    """Return ``text`` as a code span for a cell of a table, where even code ends at a bar."""
+    return code(text).replace("|", "\\|")
+
+
+def code_in_html(text: str) -> str:
+    """Return ``text`` as code for a line of HTML."""
+    return f"<code>{in_html(one_line(text, 300))}</code>"
 
 
 def fenced(text: str) -> Iterator[str]:

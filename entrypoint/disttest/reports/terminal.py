@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -81,8 +82,9 @@ def _print_failures(console: Console, run: RunResult, printer: FailurePrinter) -
 def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableType]:
     rows = aggregates.table(run)
     if rows:
-        # A table that wraps its columns cannot be read.
-        yield _table(rows, run) if width >= NARROW else _list(rows)
+        grid = _table(rows, run)
+        fits = width >= max(NARROW, Console(width=sys.maxsize).measure(grid).maximum)
+        yield grid if fits else _list(rows)
     if costs := cost_lines(run):
         yield _titled("cost", [Text(f"  {line.name}: {line.fact}") for line in costs], len(costs))
     flaky = [test for test in run.tests if test.flaky]
@@ -105,8 +107,9 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
         lines = [_hanging(f"{number:>8,}  ", reason, width) for reason, number in why.counts[:MAX_FAILURES]]
         yield _titled(why.title, lines, len(why.counts))
     if run.notes:
-        notes = [Text(f"  {one_line(note)}") for note in run.notes[:MAX_FAILURES]]
-        yield _titled("notes", notes, len(run.notes))
+        every = dict.fromkeys(map(one_line, run.notes))
+        notes = [Text(f"  {note}") for note in [*every][:MAX_FAILURES]]
+        yield _titled("notes", notes, len(every))
 
 
 def _whole(line: str) -> Text:
@@ -157,7 +160,7 @@ def _table(rows: list[Row], run: RunResult) -> Table:
     with_gpus = bool(tally.gpu_s)
     titles = [*kinds.values(), "time", *[GPU_COLUMN] * with_gpus]
     total = _cells(tally, kinds, with_gpus=with_gpus) if len(rows) > 1 else [Text()] * len(titles)
-    table.add_column("suite", overflow="fold", footer=Text("all", style="bold"), ratio=1, min_width=8)
+    table.add_column("suite", no_wrap=True, footer=Text("all", style="bold"))
     table.add_column("world", no_wrap=True)
     for title, footer in zip(titles, total, strict=True):
         table.add_column(title, justify="right", no_wrap=True, footer=footer)

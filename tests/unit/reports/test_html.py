@@ -240,7 +240,7 @@ def test_the_command_can_be_copied(tmp_path):
     run = msgspec.structs.replace(mixed_run(tmp_path), argv=("run", "-k", "a or b"))
 
     assert "run -k &#39;a or b&#39;</code>" in render_html(run, tmp_path)
-    assert "run -k &#39;a or b&#39;</code>" in render_summary(run).replace("'", "&#39;")
+    assert "`run -k 'a or b'`" in render_summary(run)
 
 
 def test_a_card_shows_the_line_that_failed(tmp_path):
