@@ -81,7 +81,7 @@ class TestFindings:
         page.locator("#failures").get_by_role("button", name=re.compile(rf"::{name}\[")).click()
         sheet = page.get_by_role("dialog")
 
-        expect(sheet.locator(".finding")).to_contain_text(words)
+        expect(sheet.locator(".finding + .rest, .finding").last).to_contain_text(words)
         expect(sheet.locator(".lanes .track")).to_have_count(2)
         expect(sheet.locator(".repeat code")).to_contain_text(f"::{name}[2xgloo]'")
 
@@ -133,6 +133,19 @@ class TestFindings:
         expect(parting.locator("td")).to_contain_text(
             [re.compile(r"barrier waits · .*, for \d"), "not in its recorder"]
         )
+
+    def test_the_box_of_collectives_opens_at_the_first_difference(self, visit, red):
+        page = visit().open(red)
+        page.locator("#failures").get_by_role("button", name=re.compile(r"::test_hang\[")).click()
+
+        box = page.locator(".collectives").bounding_box()
+        row = page.locator(".collectives tr.parts").bounding_box()
+        assert box["y"] <= row["y"] and row["y"] + row["height"] <= box["y"] + box["height"]
+
+    def test_a_phone_shows_suite_and_world_of_each_test(self, visit, red):
+        page = visit(width=390).open(red)
+
+        expect(page.locator("#list tbody .narrow").first).to_be_visible()
 
     def test_the_culprit_comes_first_and_is_marked(self, visit, red):
         page = visit().open(red)
@@ -508,6 +521,9 @@ class TestForEverybody:
         one = visit(width=360)
         one.page.add_init_script(RECORD_CANVAS)
         page = one.open(tmp_path / "report.html")
+        assert "makespan 10.0 s" not in page.evaluate("drawn.filter(one => one.text).map(one => one.text)")
+        page.locator("#schedule summary").click()
+        page.wait_for_function("drawn.some(one => one.text === 'makespan 10.0 s')")
 
         words = page.evaluate("drawn.filter(one => one.text).map(one => one.text)")
         assert "makespan 10.0 s" in words

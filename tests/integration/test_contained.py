@@ -243,7 +243,7 @@ def test_files_that_share_a_fixture_of_the_session_share_a_process(placed):
 def test_what_needs_the_pytest_process_stays_there_and_keeps_its_limit(placed):
     _, ended = placed
     assert (
-        "test_stays.py is not contained: its tests use the fixture record_testsuite_property" in ended.output
+        "test_stays.py is not isolated: its tests use the fixture record_testsuite_property" in ended.output
     )
     assert {
         "test_in_the_pytest_process": Outcome.PASSED,

@@ -279,7 +279,9 @@ class _Summary:
     def lists(self) -> Iterator[str]:
         slow = aggregates.slowest(self.run, self.detail.listed)
         if slow:
-            lines = [f"| {duration(test.final.duration_s)} | {code_cell(test.test.nodeid)} |" for test in slow]
+            lines = [
+                f"| {duration(test.final.duration_s)} | {code_cell(test.test.nodeid)} |" for test in slow
+            ]
             yield from _collapsible("Slowest tests", ["| time | test |", "|---:|---|", *lines, ""])
         for why in aggregates.reasons_left_out(self.run):
             lines = [

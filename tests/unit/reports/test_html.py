@@ -13,7 +13,7 @@ from sample_runs import SampleRun, mixed_run, rank, stopped_run, write_log
 
 from disttest.model import Collective, Outcome, Section, TestResult
 from disttest.plugins.html.collectives import collective_table
-from disttest.plugins.html.data import choose_tests
+from disttest.plugins.html.data import choose_tests, headline_of
 from disttest.plugins.html.render import render_html
 from disttest.reports.summary import render_summary
 from disttest.reports.trend import past_run
@@ -270,3 +270,23 @@ def test_a_log_is_linked_as_a_file_whatever_its_name():
     assert (
         "href: `./${encodeURI(rank.log)}`" in files("disttest.plugins.html").joinpath("ranks.js").read_text()
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "head", "rest"),
+    [
+        ("rank 1 failed: ValueError: boom", "rank 1 failed: ValueError: boom", ""),
+        (
+            f"deadlock: no rank can go on: rank 0 {'waits ' * 20}",
+            "deadlock: no rank can go on",
+            "rank 0 waits",
+        ),
+        ("x" * 120, f"{'x' * 99}…", f"…{'x' * 21}"),
+    ],
+)
+def test_the_headline_of_a_card_is_one_line(message, head, rest):
+    found, more = headline_of(message)
+
+    assert head == found
+    assert more.startswith(rest)
+    assert len(found) <= 100

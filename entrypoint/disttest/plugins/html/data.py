@@ -19,7 +19,7 @@ from disttest.reports.past_runs import PastRun, words_of_streak
 from disttest.reports.text import clean, one_line, shorten
 from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
-from disttest.results.narrative import how_ended, how_failed
+from disttest.results.narrative import how_ended, how_failed, without_stacks
 from disttest.results.recorded import fact_lines, has_records, warning_lines
 from disttest.results.repeat import further_commands, repeat_command
 
@@ -101,6 +101,21 @@ def page_details(run: RunResult, logs: LogFolder) -> dict[str, Any]:
         log=min(24_000, LOGS_TOTAL // max(1, ranks)),
     )
     return {str(index): _details(test, run, logs, budget) for index, test in opened}
+
+
+_ONE_LINE = 100
+"""Characters of a bold headline that fit into a line of a card."""
+
+
+def headline_of(message: str) -> tuple[str, str]:
+    """Split a finding into a headline that fits into a line, at the end of a clause if there is one, and the rest."""
+    if len(message) <= _ONE_LINE:
+        return message, ""
+    for ends in ((": ", "; "), (", ", " (")):
+        cut = max(message.rfind(end, 12, _ONE_LINE) for end in ends)
+        if cut > 0:
+            return message[:cut], message[cut:].lstrip(":;, ")
+    return f"{message[: _ONE_LINE - 1]}…", f"…{message[_ONE_LINE - 1 :]}"
 
 
 def _shape_key(test: TestOutcome) -> tuple[int, str]:
@@ -189,10 +204,14 @@ def _details(test: TestOutcome, run: RunResult, logs: LogFolder, budget: _TextBu
 
 
 def _attempt(result: TestResult, logs: LogFolder, budget: _TextBudget) -> dict[str, Any]:
+    head, rest = headline_of(
+        aggregates.finding(result) if result.outcome.is_bad else one_line(result.message)
+    )
     return {
         "attempt": result.attempt,
         "outcome": str(result.outcome),
-        "message": aggregates.finding(result) if result.outcome.is_bad else one_line(result.message),
+        "message": head,
+        **({"rest": rest} if rest else {}),
         "who": aggregates.who(result),
         "phase": one_line(result.phase),
         "culprit": result.culprit,
@@ -228,4 +247,4 @@ def _rank(rank: RankRecord, logs: LogFolder, budget: _TextBudget) -> Iterator[tu
         yield "missing", clean(rank.log)
     if budget.log >= FEWEST:
         excerpt = logs.excerpt(rank.log, head_bytes=budget.log // 4, tail_bytes=budget.log - budget.log // 4)
-        yield "text", str(excerpt).strip("\n") if excerpt else ""
+        yield "text", without_stacks(str(excerpt)).strip("\n") if excerpt else ""

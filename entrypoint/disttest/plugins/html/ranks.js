@@ -11,9 +11,19 @@
     opener = document.activeElement;
     dialog.replaceChildren(sheet(index, test, found));
     dialog.showModal();
+    showDifference();
     dialog.scrollTop = 0;
     history.replaceState(null, "", `#test=${index}`);
   };
+
+  // The box of collectives opens at the first one that the ranks do not share, with two that they do above it.
+  function showDifference() {
+    for (const box of dialog.querySelectorAll(".collectives")) {
+      const rows = [...box.querySelectorAll("tbody tr")];
+      const at = rows.findIndex((row) => row.classList.contains("parts"));
+      if (at > 2) box.scrollTop = rows[at - 2].offsetTop - box.querySelector("thead").offsetHeight;
+    }
+  }
 
   dialog.addEventListener("close", () => {
     dialog.replaceChildren();
@@ -40,7 +50,7 @@
     }
     for (const command of found.commands) node.append(pasteable(command));
     const last = found.attempts.length - 1;
-    if (last > 0) node.append(tabs(found.attempts, last, (attempt) => body.replaceChildren(...attemptView(attempt, found))));
+    if (last > 0) node.append(tabs(found.attempts, last, (attempt) => { body.replaceChildren(...attemptView(attempt, found)); showDifference(); }));
     body.append(...attemptView(found.attempts[last], found));
     node.append(body);
     return node;
@@ -86,6 +96,7 @@
   function attemptView(attempt, found) {
     const parts = [];
     if (attempt.message) parts.push(el("p", { class: "finding" }, bidi(attempt.message)));
+    if (attempt.rest) parts.push(el("p", { class: "rest" }, bidi(attempt.rest)));
     const where = [found.place, attempt.who, attempt.phase && `in ${attempt.phase}`];
     parts.push(el("p", { class: "where" }, where.filter(Boolean).join(" · ")));
     if (attempt.notes.length) parts.push(el("ul", null, ...attempt.notes.map((note) => el("li", null, bidi(note)))));
@@ -247,7 +258,7 @@
         rank.log ? el("a", { href: `./${encodeURI(rank.log)}`.replace(/[?#]/g, encodeURIComponent) }, "whole log") : null),
       rank.message ? el("p", { class: "small muted" }, bidi(rank.message)) : null,
       box,
-      rank.stacks ? el("details", null, el("summary", null, "Stacks"), el("pre", { tabindex: "0", "aria-label": `Stacks of ${rank.name}` }, rank.stacks)) : null);
+      rank.stacks && !attempt.text.includes(rank.stacks.trim()) ? el("details", null, el("summary", null, "Stacks"), el("pre", { tabindex: "0", "aria-label": `Stacks of ${rank.name}` }, rank.stacks)) : null);
     return {
       node, box, times,
       now() { return times[Math.min(times.length - 1, Math.floor(box.scrollTop / LINE))]; },

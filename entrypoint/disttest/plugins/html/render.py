@@ -14,7 +14,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from disttest.plugins.html.data import choose_tests, page_data, page_details
+from disttest.plugins.html.data import choose_tests, headline_of, page_data, page_details
 from disttest.reports import aggregates, trend
 from disttest.reports.costs import cost_lines
 from disttest.reports.location import Repository, locate, source_line
@@ -52,6 +52,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             green=aggregates.is_green(run),
             verdict=aggregates.verdict(run),
             headline=aggregates.headline(run),
+            headline_of=headline_of,
             started=datetime.fromtimestamp(max(0.0, run.started_at_s), UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
             groups=groups[:MAX_CARDS],
             more_groups=max(0, len(groups) - MAX_CARDS),

@@ -69,6 +69,7 @@
       el("td", null, badge(kindOf(test))),
       el("td", null,
         el("button", { type: "button", class: "link", "data-open": String(index) }, bidi(test[TEST.name])), tries,
+        el("div", { class: "says narrow" }, `${DATA.suites[test[TEST.suite]]} · ${DATA.shapes[test[TEST.shape]]}`),
         test[TEST.message] ? el("div", { class: "says" }, bidi(test[TEST.message])) : null),
       el("td", null, DATA.suites[test[TEST.suite]]),
       el("td", null, DATA.shapes[test[TEST.shape]]),

@@ -65,11 +65,12 @@
     drawTicks(colour, height);
     drawWorlds(colour);
     drawBars(colour);
-    drawMark(colour, line.makespan, height, []);
-    drawMark(colour, line.bound, height, [2, 3]);
+    const tunes = $("schedule").open; // the marks are for readers who tune the schedule
+    if (tunes) drawMark(colour, line.makespan, height, []);
+    if (tunes) drawMark(colour, line.bound, height, [2, 3]);
     drawNames(colour); // all words after all lines, so that none is crossed out
-    const taken = nameMark(colour, line.makespan, "makespan");
-    nameMark(colour, line.bound, "lower bound", taken);
+    const taken = tunes ? nameMark(colour, line.makespan, "makespan") : undefined;
+    if (tunes) nameMark(colour, line.bound, "lower bound", taken);
     pen.restore();
   }
 
@@ -337,6 +338,7 @@
   }
   page.filters.push((matching) => { shown = matching; draw(); });
   page.redraw.push(draw);
+  $("schedule").addEventListener("toggle", draw);
   new ResizeObserver(resize).observe(canvas.parentElement);
   canvas.dataset.view = `${view[0].toFixed(4)} ${view[1].toFixed(4)}`;
   resize();
