@@ -72,12 +72,7 @@ def finish_run(
 
 
 def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:
-    """Return whether the results of a run may replace those of the previous run.
-
-    Args:
-        run: result of the run.
-        environ: the environment; later steps of a workflow read the outputs, which name the results.
-    """
+    """Return whether results may replace those of the previous run; outputs of a workflow's step always name them."""
     found_nothing = run.exit_code in (ExitCode.USAGE, ExitCode.NOTHING_COLLECTED)
     nothing_ran = not run.tests and not run.collection_errors
     return environ.get("GITHUB_ACTIONS") == "true" or not (found_nothing and nothing_ran)

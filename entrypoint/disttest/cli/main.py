@@ -18,7 +18,7 @@ import disttest
 from disttest import github
 from disttest.cli.collection import list_command
 from disttest.cli.github_step import github_step
-from disttest.cli.purposes import Purpose, purpose_of
+from disttest.cli.purposes import PURPOSES, Purpose
 from disttest.cli.report import report
 from disttest.cli.run import run_command
 from disttest.cli.words import warn
@@ -54,7 +54,7 @@ class _DefaultRun(click.Group):
             rows = [
                 (name, each.get_short_help_str(limit=sys.maxsize))
                 for name, each in self.commands.items()
-                if not each.hidden and purpose_of(each) is purpose
+                if not each.hidden and PURPOSES.get(name, Purpose.OTHER) is purpose
             ]
             if rows:
                 with formatter.section(purpose):

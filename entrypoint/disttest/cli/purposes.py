@@ -12,7 +12,7 @@ C = TypeVar("C", bound=click.Command)
 
 
 class Purpose(StrEnum):
-    """A purpose, in the order of the help."""
+    """A purpose, in the order of the help; ``OTHER`` is for commands of plugins that name none."""
 
     RUN = "Run tests"
     RESULTS = "Read results"
@@ -21,23 +21,17 @@ class Purpose(StrEnum):
     DIVIDE = "Divide tests over runners"
     SETUP = "Set up"
     OTHER = "Further commands"
-    """Commands of plugins that name no purpose."""
 
 
-_PURPOSES: dict[str, Purpose] = {}
-"""Name of a command, mapped to its purpose."""
+PURPOSES: dict[str | None, Purpose] = {}
+"""Name of a command -> its purpose."""
 
 
 def serves(purpose: Purpose) -> Callable[[C], C]:
-    """Set a command's purpose. Put it above ``click.command``."""
+    """Give a command its purpose; put it above ``click.command``."""
 
     def mark(command: C) -> C:
-        _PURPOSES[command.name or ""] = purpose
+        PURPOSES[command.name] = purpose
         return command
 
     return mark
-
-
-def purpose_of(command: click.Command) -> Purpose:
-    """Return the purpose of a command."""
-    return _PURPOSES.get(command.name or "", Purpose.OTHER)

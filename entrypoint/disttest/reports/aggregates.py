@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from disttest.errors import ExitCode
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
@@ -28,6 +29,7 @@ TITLES = {
 }
 """The kinds that are counted, and what they are called."""
 _ALWAYS = ("passed", "failed")
+_seconds_of = attrgetter("final.duration_s")
 _SLOW_S = 1.0
 """A test that takes less is not slow, whatever the others take."""
 
@@ -143,10 +145,6 @@ def slowest(run: RunResult, limit: int = 10) -> list[TestOutcome]:
     ran = sorted((test for test in run.tests if test.final.duration_s > 0), key=_seconds_of, reverse=True)
     least_s = max(_SLOW_S, 2 * _seconds_of(ran[len(ran) // 2])) if len(ran) > 2 else math.inf
     return [test for test in ran[:limit] if _seconds_of(test) >= least_s]
-
-
-def _seconds_of(test: TestOutcome) -> float:
-    return test.final.duration_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -345,8 +345,7 @@ def _collapsible(title: str, body: list[str]) -> Iterator[str]:
 
 def escape(text: str) -> str:
     """Return ``text`` so that Markdown shows it as it is, with no more marks than it needs to be read as plain text."""
-    text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\g<0>", text)
+    return _SPECIAL.sub(r"\\\g<0>", in_html(text))
 
 
 _SPECIAL = re.compile(r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|^[ \t]*[#+-]", re.MULTILINE)

@@ -23,8 +23,6 @@ from disttest.reports.warned import Warned, warnings_by_section
 from disttest.results.fold import RunResult, TestOutcome
 
 MAX_FAILURES = 50
-NARROW = 70
-"""Width in columns below which the table becomes a list."""
 
 MARKS = {
     "passed": "✓",
@@ -83,8 +81,7 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
     rows = aggregates.table(run)
     if rows:
         grid = _table(rows, run)
-        fits = width >= max(NARROW, Console(width=sys.maxsize).measure(grid).maximum)
-        yield grid if fits else _list(rows)
+        yield grid if width >= Console(width=sys.maxsize).measure(grid).maximum else _list(rows)
     if costs := cost_lines(run):
         yield _titled("cost", [Text(f"  {line.name}: {line.fact}") for line in costs], len(costs))
     flaky = [test for test in run.tests if test.flaky]
