@@ -47,20 +47,20 @@ def test_an_account_that_does_not_exist(lab: ClusterLab) -> None:
     result = refused(lab, "test_quick", "--account", "nope")
     assert "rejected: " in result.message
     assert "Invalid account or account/partition combination specified" in result.message
-    assert "Name an account that exists with --account (sacctmgr show associations)" in result.message
+    assert "Name an existing account with --account (sacctmgr show associations)" in result.message
 
 
 def test_more_nodes_than_a_job_of_the_account_may_have(lab: ClusterLab) -> None:
     result = refused(lab, "test_waits[4", *SPAN, "--account", "one-node")
     assert "rejected: Slurm keeps it waiting (AssocMaxNodePerJobLimit)" in result.message
-    assert "ask for fewer (--nodes)" in result.message
+    assert "request fewer (--nodes)" in result.message
 
 
 def test_a_quality_of_service_that_refuses_what_is_too_large(lab: ClusterLab) -> None:
     """One with the flag DenyOnLimit: without it such jobs wait for ever."""
     result = refused(lab, "test_waits[4", *SPAN, "--account", "free", "--scheduler-args", "--qos=strict")
     assert "rejected: QOSMaxNodePerJobLimit" in result.message
-    assert "ask for fewer (--nodes)" in result.message
+    assert "request fewer (--nodes)" in result.message
 
 
 def test_an_account_with_all_the_running_jobs_that_it_may_have(lab: ClusterLab) -> None:
@@ -98,7 +98,7 @@ def test_a_controller_that_has_as_many_jobs_as_it_may(tmp_path: Path) -> None:
         lab = ClusterLab(full, tmp_path)
         result = refused(lab, "test_quick", "--queue-limit", "4")
     assert "queued: still waiting after 4 s (Slurm controller not responding, sleeping" in result.message
-    assert "Slurm takes no more jobs now, as at its MaxJobCount" in result.message
+    assert "Slurm accepts no more jobs now, as at its MaxJobCount" in result.message
     assert "--queue-limit" in result.message
 
 

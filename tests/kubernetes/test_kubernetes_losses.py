@@ -24,7 +24,7 @@ DRAIN = ("drain", "n2", "--force", "--ignore-daemonsets", "--delete-emptydir-dat
 
 def test_a_pod_that_is_deleted(lab: KubernetesLab, waiting: ClusterRun) -> None:
     lab.plane.kubectl("delete", "pod", lab.pod_on("n2"), "--wait=false")
-    assert_lost(waiting.wait(180), "evicted: ", "on node n2: it was deleted, and not by this run")
+    assert_lost(waiting.wait(180), "evicted: ", "on node n2: it was deleted from outside of this run")
 
 
 def test_a_node_that_is_drained_once_a_budget_allows_it(lab: KubernetesLab, waiting: ClusterRun) -> None:

@@ -189,7 +189,7 @@ class TestAskingForPods:
 
     def test_nobody_names_an_image(self) -> None:
         job = a_job(image="")
-        with pytest.raises(SchedulerError, match="needs an image with disttest and torch: give --image"):
+        with pytest.raises(SchedulerError, match="needs an image with disttest and torch; give --image"):
             manifests.complete_pod(manifests.pod_patch(job, OPTIONS, "me"), job)
 
     def test_a_queue_of_kueue_admits_the_pods_together(self) -> None:
@@ -344,7 +344,7 @@ class TestTheEnd:
         cluster.pods.clear()
         end = gang.end(told=False)
         assert end.state is JobState.EVICTED
-        assert "it was deleted, and not by this run" in end.reason
+        assert "it was deleted from outside of this run" in end.reason
 
     def test_a_node_that_went_with_it_is_told(self, cluster: Cluster) -> None:
         gang = self.running(cluster)
@@ -439,7 +439,7 @@ class TestNodes:
         wanted = WantedPod(spec=msgspec.convert(raw, type=WantedSpec))
         capacity = manifests.capacity_of(nodes, wanted, "nvidia.com/gpu", "Kubernetes v1")
         assert (capacity.nodes, capacity.gpus_per_node, capacity.cpus_per_node) == (2, 8, 31)
-        with pytest.raises(SchedulerError, match=r"no node there that is ready .* \(1 in all\)"):
+        with pytest.raises(SchedulerError, match="none of 1 nodes is ready"):
             manifests.capacity_of(nodes[-1:], wanted, "nvidia.com/gpu", "Kubernetes v1")
 
 

@@ -206,7 +206,7 @@ class TestTheEndOfAPod:
         )
         assert "node n1 is not ready (NodeStatusUnknown): Kubelet stopped posting node status" in lost.reason
         assert "node n1 is drained (cordoned)" in drained.reason
-        assert "it was deleted, and not by this run" in deleted.reason
+        assert "it was deleted from outside of this run" in deleted.reason
 
     def test_a_pod_on_a_node_that_is_not_ready_is_lost(self) -> None:
         end = words.end_of_pod(a_pod(), (), a_node(ready="Unknown"))
@@ -299,7 +299,7 @@ class TestRefusals:
 
     def test_a_quota_that_is_too_small_is_not(self) -> None:
         assert words.waits_for_quota(self.QUOTA.format(8)) == ""
-        assert words.refusal(self.QUOTA.format(8)).advice.startswith("The namespace may never have so much")
+        assert words.refusal(self.QUOTA.format(8)).advice.startswith("The quota of the namespace is smaller")
 
     @pytest.mark.parametrize(
         ("complaint", "state", "advice"),
@@ -328,7 +328,7 @@ class TestRefusals:
             (
                 "The Pod is invalid: spec.containers[0].image: Required value",
                 JobState.REJECTED,
-                "as it stands",
+                "refuses this job",
             ),
         ],
     )

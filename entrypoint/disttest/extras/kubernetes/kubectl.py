@@ -64,8 +64,8 @@ class Kubectl:
             said = call(argv, self.environ, limit_s=2 * KUBERNETES_ANSWER_S, text=text)
         except OSError as error:
             raise SchedulerError(
-                f"kubectl cannot be run here ({error.strerror}): --launcher kubernetes needs it on this machine, with a "
-                "configuration or a service account that reaches the cluster"
+                f"cannot run kubectl ({error.strerror}); --launcher kubernetes needs it on this machine, with a configuration "
+                "or a service account for the cluster"
             ) from error
         except subprocess.TimeoutExpired:
             complaint = f"the API server does not answer within {2 * KUBERNETES_ANSWER_S:g} s"

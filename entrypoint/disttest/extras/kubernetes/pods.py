@@ -115,7 +115,7 @@ def complete_pod(merged: Manifest, job: JobSpec) -> Manifest:
     container = next(each for each in spec["containers"] if each["name"] == CONTAINER)
     if not container.get("image"):
         raise SchedulerError(
-            "--launcher kubernetes needs an image with disttest and torch: give --image, or name one in the "
+            "--launcher kubernetes needs an image with disttest and torch; give --image, or name one in the "
             f"container {CONTAINER!r} of --pod-template"
         )
     resources = container.setdefault("resources", {})
@@ -157,7 +157,7 @@ def capacity_of(nodes: Sequence[Node], wanted: WantedPod, resource: str, schedul
     usable = [node for node in nodes if _takes(node, wanted)]
     if not usable:
         raise SchedulerError(
-            f"Kubernetes has no node there that is ready and takes such pods ({len(nodes)} in all): see kubectl get nodes, "
+            f"none of {len(nodes)} nodes is ready and accepts such pods; see kubectl get nodes, "
             "and the nodeSelector and tolerations of --pod-template"
         )
     gpus = [int(amount_of(node.status.allocatable.get(resource, "0"))) for node in usable]

@@ -262,7 +262,7 @@ class KubernetesLauncher:
             SchedulerError: kubectl is missing, or the template is invalid.
         """
         if self._options.mounts:
-            raise SchedulerError("--mount is Slurm's: volumes of pods stand in --pod-template")
+            raise SchedulerError("--mount works with Slurm only; put volumes of pods into --pod-template")
         pod = manifests.complete_pod(self._merged(manifests.pod_patch(job, self._options, self._client)), job)
         gang = PodGang(
             job, pod, client=self._client, kubectl=self._kubectl, board=self._board, turn=self._turn
@@ -286,7 +286,7 @@ class KubernetesLauncher:
         )
         if merged.get("kind") != "Pod":
             raise SchedulerError(
-                f"--pod-template {self._options.pod_template} has a {merged.get('kind')}, not a Pod"
+                f"--pod-template {self._options.pod_template} contains a {merged.get('kind')}; give a Pod"
             )
         return merged
 

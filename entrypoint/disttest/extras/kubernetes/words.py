@@ -21,18 +21,18 @@ _LINES_KEPT = 20
 _CALLED_OFF = "Cancelling deletion"
 """Beginning of the taint manager's event, with the reason of a deletion, for a node that came back in time."""
 
-_AGAIN = "Nothing is wrong with the tests: run it again"
-_LOST = "The node is down, cut off, or was taken away (kubectl describe node): run it again"
-_NO_IMAGE = "See --image, and the image pull secrets of the pod template or of its service account"
+_AGAIN = "The tests are not at fault; run it again"
+_LOST = "The node is down, cut off, or was removed (kubectl describe node); run it again"
+_NO_IMAGE = "Check --image, and the image pull secrets of the pod template or its service account"
 
 _POD_REASONS = {
     "DeadlineExceeded": (
         JobState.TIME_LIMIT,
-        "Give it longer with --job-limit, or its tests shorter time limits",
+        "Raise --job-limit, or give the tests shorter time limits",
     ),
     "Evicted": (
         JobState.EVICTED,
-        f"Its node was short of something. {_AGAIN}, or have the template ask for more",
+        f"Its node ran short of a resource. {_AGAIN}, or request more in the template",
     ),
     "Preempting": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
     "NodeLost": (JobState.NODE_LOST, _LOST),
@@ -41,7 +41,7 @@ _POD_REASONS = {
     "Terminated": (JobState.NODE_LOST, _LOST),
     "UnexpectedAdmissionError": (
         JobState.NODE_LOST,
-        f"The node could not give what it was asked for. {_AGAIN}",
+        f"The node could not provide the requested resources. {_AGAIN}",
     ),
 }
 """Reasons of pods, set by the kubelet."""
@@ -51,8 +51,8 @@ _DISRUPTIONS = {
     "PreemptionByKubeScheduler": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
     "DeletionByTaintManager": (JobState.NODE_LOST, _LOST),
     "DeletionByPodGC": (JobState.NODE_LOST, _LOST),
-    "EvictionByEvictionAPI": (JobState.EVICTED, f"Its node is drained, or a person did it. {_AGAIN}"),
-    "TerminationByKubelet": (JobState.EVICTED, f"Its node was short of something, or shuts down. {_AGAIN}"),
+    "EvictionByEvictionAPI": (JobState.EVICTED, f"Its node is drained, or a user evicted it. {_AGAIN}"),
+    "TerminationByKubelet": (JobState.EVICTED, f"Its node ran short of a resource, or shuts down. {_AGAIN}"),
 }
 """Reasons of the condition ``DisruptionTarget``, which clusters have since 1.25."""
 
@@ -60,7 +60,7 @@ _EVENTS = {
     "Preempted": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
     "TaintManagerEviction": (JobState.NODE_LOST, _LOST),
     "NodeControllerEviction": (JobState.NODE_LOST, _LOST),
-    "Evicted": (JobState.EVICTED, f"Its node was short of something. {_AGAIN}"),
+    "Evicted": (JobState.EVICTED, f"Its node ran short of a resource. {_AGAIN}"),
 }
 """Reasons of events of deleted pods; newer clusters also set the condition above."""
 
@@ -79,7 +79,7 @@ _HOPELESS = {
     "ImagePullBackOff": _NO_IMAGE,
     "InvalidImageName": _NO_IMAGE,
     "ErrImageNeverPull": _NO_IMAGE,
-    "CreateContainerConfigError": "A ConfigMap or Secret that the pod template names is not there",
+    "CreateContainerConfigError": "A ConfigMap or Secret of the pod template does not exist",
     **dict.fromkeys(
         _NO_START, "The agent cannot be started in the image: see --image and the setting node-command"
     ),
@@ -139,7 +139,9 @@ def _by_others(
             f"node {node.metadata.name} is drained (cordoned), and its pod was deleted",
         )
     return _outcome(
-        (JobState.EVICTED, _AGAIN), pod, "it was deleted, and not by this run: an eviction, or kubectl delete"
+        (JobState.EVICTED, _AGAIN),
+        pod,
+        "it was deleted from outside of this run: an eviction, or kubectl delete",
     )
 
 
@@ -150,7 +152,7 @@ def _by_container(pod: Pod) -> JobOutcome | None:
             return None
         return _outcome((JobState.COMPLETED, ""), pod, pod.status.reason, TerminatedContainer())
     if ended.reason == "OOMKilled":
-        advice = "The tests need more memory than the pod may have: raise the limit in the pod template"
+        advice = "The tests need more memory than the pod may use; raise the limit in the pod template"
         return _outcome((JobState.OUT_OF_MEMORY, advice), pod, "OOMKilled", ended)
     if ended.reason in _NO_START:
         return _outcome(
@@ -296,7 +298,7 @@ def refusal(complaint: str) -> JobOutcome:
         if re.search(pattern, complaint):
             return JobOutcome(state=state, reason=complaint, advice=advice)
     return JobOutcome(
-        state=JobState.REJECTED, reason=complaint, advice="Kubernetes refuses the job as it stands"
+        state=JobState.REJECTED, reason=complaint, advice="Kubernetes refuses this job; see the reason"
     )
 
 
@@ -310,27 +312,27 @@ _REFUSALS = (
     (
         r"exceeded quota",
         JobState.REJECTED,
-        "The namespace may never have so much at once: ask for less, or for a larger quota",
+        "The quota of the namespace is smaller than this job; request less, or a larger quota",
     ),
     (
         _FORBIDDEN,
         JobState.REJECTED,
-        "The role that disttest needs is in docs/clusters.md (kubectl auth can-i --list says what you have)",
+        "See the role that disttest needs in docs/clusters.md (kubectl auth can-i --list shows yours)",
     ),
     (
         r"\(Unauthorized\)|must be logged in|provide credentials",
         JobState.UNREACHABLE,
-        "Log in again: kubectl auth whoami, or kubectl get pods, has to work",
+        "Log in again; kubectl auth whoami, or kubectl get pods, has to work",
     ),
     (
         r"refused|no such host|timed? ?out|Timeout|EOF|unreachable|TLS|x509|Unable to connect|does not answer",
         JobState.UNREACHABLE,
-        "The API server does not answer: kubectl cluster-info says more",
+        "The API server does not answer; see kubectl cluster-info",
     ),
     (
         r"namespaces? \S+ not found",
         JobState.REJECTED,
-        "Name one that exists with --partition CONTEXT/NAMESPACE",
+        "Name an existing one with --partition CONTEXT/NAMESPACE",
     ),
 )
 

@@ -317,8 +317,8 @@ class SlurmLauncher:
             raise _not_installed(argv[0], error) from error
         except subprocess.TimeoutExpired:
             raise SchedulerError(
-                f"Slurm does not answer: {shlex.join(argv)} took more than {2 * SLURM_ANSWER_S:g} s. "
-                "scontrol ping says whether its controller lives"
+                f"Slurm does not answer: {shlex.join(argv)} took more than {2 * SLURM_ANSWER_S:g} s; "
+                "check its controller with scontrol ping"
             ) from None
         if said.returncode:
             complaint = (
@@ -330,8 +330,8 @@ class SlurmLauncher:
 
 def _not_installed(command: str, error: OSError) -> SchedulerError:
     return SchedulerError(
-        f"{command} cannot be run here ({error.strerror}): --launcher slurm needs Slurm's client commands "
-        "on the machine that submits (Debian: slurm-client)"
+        f"cannot run {command} ({error.strerror}); --launcher slurm needs Slurm's client commands on this machine "
+        "(Debian: slurm-client)"
     )
 
 

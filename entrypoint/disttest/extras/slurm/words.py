@@ -41,45 +41,45 @@ _STATES = {
 
 _LIMITS = "sacctmgr show associations, sacctmgr show qos"
 _NEVER = {
-    "PartitionNodeLimit": "the partition does not let one job have so many nodes: ask for fewer (--nodes)",
-    "PartitionTimeLimit": "the partition's longest time is shorter: give a smaller --job-limit",
-    "BadConstraints": "no node can ever satisfy the request: ask for fewer GPUs or ranks on each node",
-    "AccountNotAllowed": "the partition is not for this account: name another one with --account or --partition",
-    "InvalidAccount": "name an account that exists with --account (sacctmgr show associations)",
-    "InvalidQOS": "the account has no such quality of service",
-    "QOSNotAllowed": "the partition is not for this quality of service",
-    "(Assoc|QOS)MaxNodePerJob": "the account may not have so many nodes in one job: ask for fewer (--nodes)",
-    "(Assoc|QOS)MaxGRESPer(Job|Node)": "the account may not have so many GPUs in one job (--gpus-per-node)",
-    "(Assoc|QOS)MaxWallDurationPerJob": "the account may not have so long a job: give a smaller --job-limit",
-    r"(Assoc|QOS)Max\w+Per(Job|Node)": f"the account may not have so much in one job: see {_LIMITS}",
-    "QOSMin": f"the quality of service is for larger jobs: see {_LIMITS}",
+    "PartitionNodeLimit": "the partition does not permit so many nodes in one job; request fewer (--nodes)",
+    "PartitionTimeLimit": "the time limit of the partition is shorter; lower --job-limit",
+    "BadConstraints": "no node can satisfy the request; request fewer GPUs or ranks on each node",
+    "AccountNotAllowed": "the partition does not permit this account; choose another --account or --partition",
+    "InvalidAccount": "name an existing account with --account (sacctmgr show associations)",
+    "InvalidQOS": "the account has no such quality of service; choose another one in --scheduler-args",
+    "QOSNotAllowed": "the partition does not permit this quality of service; choose another one",
+    "(Assoc|QOS)MaxNodePerJob": "the account may not use so many nodes in one job; request fewer (--nodes)",
+    "(Assoc|QOS)MaxGRESPer(Job|Node)": "the account may not use so many GPUs in one job; request fewer (--gpus-per-node)",
+    "(Assoc|QOS)MaxWallDurationPerJob": "the account may not run so long a job; lower --job-limit",
+    r"(Assoc|QOS)Max\w+Per(Job|Node)": f"the account may not use so much in one job; see {_LIMITS}",
+    "QOSMin": f"the quality of service is for larger jobs; see {_LIMITS}",
     "DependencyNeverSatisfied": "it waits for a job that has failed",
 }
 """Patterns of reasons for which a job waits forever."""
 
 _HELD = {
-    "JobHeldUser": "somebody holds it: scontrol release it, or find out who",
-    "JobHeldAdmin": "an administrator holds it: ask them",
-    "launch failed requeued held": "its nodes could not start it: ask an administrator",
-    "PartitionDown": "the partition takes no jobs now: name another one with --partition",
-    "PartitionInactive": "the partition takes no jobs now: name another one with --partition",
+    "JobHeldUser": "a user holds it; release it with scontrol release",
+    "JobHeldAdmin": "an administrator holds it; ask for its release",
+    "launch failed requeued held": "its nodes could not start it; ask an administrator",
+    "PartitionDown": "the partition accepts no jobs now; choose another --partition",
+    "PartitionInactive": "the partition accepts no jobs now; choose another --partition",
 }
 
 _WORDS: tuple[tuple[str, JobState, str], ...] = (
     (
         r"DUE TO TIME LIMIT",
         JobState.TIME_LIMIT,
-        "Give it longer with --job-limit, or its tests shorter time limits",
+        "Raise --job-limit, or give the tests shorter time limits",
     ),
     (
         r"DUE TO PREEMPTION|PREEMPTED",
         JobState.PREEMPTED,
-        "Another job had a right to its nodes: run it again",
+        "Another job had priority on its nodes; run it again",
     ),
     (
         r"NODE FAIL|[Nn]ode failure|Socket timed out|Unable to confirm allocation|Zero Bytes were transmitted|DUE TO NODE",
         JobState.NODE_LOST,
-        "A node is broken or out of reach (sinfo -R): run it again without that node",
+        "A node is broken or out of reach (sinfo -R); run it again without that node",
     ),
     (
         r"oom[-_ ]kill|[Oo]ut [Oo]f [Mm]emory",
@@ -89,55 +89,59 @@ _WORDS: tuple[tuple[str, JobState, str], ...] = (
     (
         r"Invalid partition|invalid partition",
         JobState.REJECTED,
-        "Name a partition that exists with --partition (sinfo -o %P)",
+        "Name an existing partition with --partition (sinfo -o %P)",
     ),
     (
         r"Invalid account",
         JobState.REJECTED,
-        "Name an account that exists with --account (sacctmgr show associations)",
+        "Name an existing account with --account (sacctmgr show associations)",
     ),
     (
         r"node configuration is not available|More processors requested|Invalid generic resource|Node count spec",
         JobState.REJECTED,
-        "No node has so many GPUs or processors, or there are not so many nodes: see sinfo -N -o '%N %G %c'",
+        "There are not so many nodes, or none has so many GPUs or processors; see sinfo -N -o '%N %G %c'",
     ),
     (
         r"^(Assoc|QOS)\w+$|violates accounting/QOS policy",
         JobState.REJECTED,
-        f"A limit of the account or its quality of service: see {_LIMITS}",
+        f"The job exceeds a limit of the account or its quality of service; see {_LIMITS}",
     ),
     (
         r"unrecognized option|requires an argument|Invalid --",
         JobState.REJECTED,
-        "See --scheduler-args; --image needs Slurm's plugin pyxis, or --container docker",
+        "Check --scheduler-args; --image needs Slurm's plugin pyxis, or --container docker",
     ),
-    (r"[Tt]ime limit", JobState.REJECTED, "Give a smaller --job-limit"),
+    (r"[Tt]ime limit", JobState.REJECTED, "Lower --job-limit"),
     (
         r"Unable to contact slurm controller|configuration source|Unable to connect|fetch_config",
         JobState.UNREACHABLE,
-        "Slurm's controller does not answer: scontrol ping says more",
+        "Slurm's controller does not answer; check it with scontrol ping",
     ),
     (
         r"[Ii]nvalid user|munge|[Aa]uthentication|Protocol auth",
         JobState.UNREACHABLE,
-        "See munge -n | unmunge",
+        "Check munge with: munge -n | unmunge",
     ),
     (
         r"^docker: |^pyxis: .*([Ff]ail|[Ee]rror|couldn't)",
         JobState.REJECTED,
-        "A node cannot start the container: see --image and --mount, and the container engine of the node",
+        "A node cannot start the container; check --image, --mount, and the container engine of the node",
     ),
     (r"Force Terminated|CANCELLED|[Cc]ancel", JobState.CANCELLED, ""),
-    (r"Unable to allocate|Unable to create step", JobState.REJECTED, "Slurm refuses the job as it stands"),
+    (
+        r"Unable to allocate|Unable to create step",
+        JobState.REJECTED,
+        "Slurm refuses this job; see the reason",
+    ),
 )
 
 
 _FOR_NOW = {
     r"^.*(sleeping and retrying|Resource temporarily unavailable)\.?\Z": (
-        "Slurm takes no more jobs now, as at its MaxJobCount (scontrol show config)"
+        "Slurm accepts no more jobs now, as at its MaxJobCount (scontrol show config)"
     ),
     r"^((Assoc|QOS)(Max|Grp)Submit|MaxSubmitJobs)\w+(\n.*accounting/QOS policy.*)?\Z": (
-        "the account or its quality of service may have no more jobs with Slurm at once"
+        "the account or its quality of service may submit no more jobs at a time"
     ),
 }
 """Patterns of the last words of an srun whose job was refused because there are too many jobs."""
@@ -276,7 +280,7 @@ def parse_version(text: str) -> tuple[int, int]:
     """
     match = re.search(r"(\d+)\.(\d+)", text)
     if match is None:
-        raise SchedulerError(f"srun --version says {text.strip()!r}, which is no version of Slurm")
+        raise SchedulerError(f"srun --version says {text.strip()!r}, which is not a version of Slurm")
     version = int(match[1]), int(match[2])
     if version < OLDEST:
         raise SchedulerError(
@@ -315,7 +319,7 @@ def parse_capacity(text: str, scheduler: str) -> Capacity:
         kind = _gpus(parts[1]), int(re.sub(r"\D.*", "", parts[2]) or 1)
         counts[kind] = counts.get(kind, 0) + int(parts[0])
     if not counts:
-        raise SchedulerError("Slurm has no node there that works: sinfo -R says why")
+        raise SchedulerError("Slurm has no working node in the partition; see sinfo -R")
     gpus = max(gpus for gpus, _ in counts)
     same = {kind: count for kind, count in counts.items() if kind[0] == gpus}
     limit_s = min(longest_s)
