@@ -142,7 +142,7 @@ CULPRITS = {
     "test_a_receive_times_out": r"rank 0 leaked recv at test_groups.py:\d+, which failed in group default",
     "test_b_monitored_barrier": r"rank 0 leaked monitored_barrier at test_groups.py:\d+, which failed in group default",
     "test_c_collective_times_out": r"rank 0 leaked allreduce at test_groups.py:\d+, which failed in group default",
-    "test_g_abort": r"rank 0,1 leaked group default, which was aborted",
+    "test_g_abort": r"ranks 0, 1 leaked group default, which was aborted",
 }
 UNMATCHED = (
     "test_d_send_is_never_received",
@@ -197,7 +197,7 @@ def test_a_group_that_a_fixture_keeps_is_made_again(ended, call, op):
 def test_limits_are_named_and_put_back(ended):
     notes = ended.result("test_l_limits").notes
 
-    assert any(note.startswith("rank 0,1 leaked time limit of process group default: ") for note in notes)
+    assert any(note.startswith("ranks 0, 1 leaked time limit of process group default: ") for note in notes)
     assert any("time limit of new groups" in note for note in notes)
 
 

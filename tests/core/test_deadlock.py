@@ -87,11 +87,11 @@ def ended(module_lab) -> Ended:
     ("name", "kind", "says"),
     [
         ("finished", DeadlockKind.FINISHED, "for rank 1, which has finished the test"),
-        ("mismatch", DeadlockKind.MISMATCH, "for rank 1, which has called barrier in its place"),
+        ("mismatch", DeadlockKind.MISMATCH, "; rank 1 called barrier #1 instead ("),
         ("roots", DeadlockKind.ROOTS, "for rank 1, which has called it with root 1 instead of 0"),
         ("groups", DeadlockKind.GROUPS, "rank 1 waits in all_reduce #1 of group "),
-        ("cycle", DeadlockKind.CYCLE, "rank 1 waits in recv #1 from rank 0 of group default"),
-        ("messages", DeadlockKind.POINT_TO_POINT, "rank 0 waits in send #1 to rank 1 of group default"),
+        ("cycle", DeadlockKind.CYCLE, "rank 1 waits in recv #1 from rank 0"),
+        ("messages", DeadlockKind.POINT_TO_POINT, "rank 0 waits in send #1 to rank 1"),
         ("store", DeadlockKind.STORE, "rank 0 waits in key 'never' of a store"),
         ("alone", DeadlockKind.ALONE, "rank 0 waits in new_group(0-1)"),
         ("backward", DeadlockKind.FINISHED, "rank 0 waits in all_reduce #"),
@@ -102,9 +102,9 @@ def test_a_hang_of_each_kind_is_proven(ended, name, kind, says):
     result = ended.result(f"test_{name}")
 
     assert result.outcome is Outcome.FAILED, ended.output
-    assert result.message.startswith("deadlock: no rank can go on: rank 0 waits in "), result.message
+    assert result.message.startswith("deadlock: rank"), result.message
     assert says in result.message
-    assert " at test_hangs.py:" in result.message
+    assert "test_hangs.py:" in result.message
     assert proof_of(result).kind is kind
     assert proof_of(result).ended
     assert result.details, "what to do"
@@ -131,7 +131,7 @@ def test_an_expectation_without_a_deadlock_fails(ended):
 
 
 def test_it_is_told_again(ended):
-    assert "deadlock: no rank can go on" in ended.output
+    assert "deadlock: rank" in ended.output
     assert "deadlock" in ended.junit().find(".//testcase[@name='test_finished[2xgloo]']/failure").get(
         "message"
     )
@@ -155,7 +155,7 @@ SHORT = """
 @pytest.mark.parametrize(
     ("rule", "says", "expects"),
     [
-        ("report", "deadlock: no rank can go on: ", Outcome.PASSED),
+        ("report", "deadlock: rank", Outcome.PASSED),
         ("off", "point-to-point calls that do not match: ", Outcome.SKIPPED),
     ],
 )
@@ -201,6 +201,6 @@ def test_ranks_of_torchs_own_classes(lab: Lab, nothing_left):
     ended = lab.run("run", "test_hosted.py", "--timeout", "60")
 
     hung = ended.result("test_hangs")
-    assert "deadlock: no rank can go on: rank 0 waits in recv" in hung.message, hung.message
+    assert "deadlock: rank 0 waits in recv" in hung.message, hung.message
     assert proof_of(hung).kind is DeadlockKind.POINT_TO_POINT
     assert ended.result("test_passes").outcome is Outcome.PASSED

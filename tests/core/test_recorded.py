@@ -139,12 +139,12 @@ def test_only_what_should_fail_fails(ended):
     ("name", "words"),
     [
         ("test_writer_fails", "PytestUnhandledThreadExceptionWarning: rank 1: Exception in thread writer"),
-        ("test_fresh", "UserWarning: ranks 0,1: seen by all"),
+        ("test_fresh", "UserWarning: ranks 0, 1: seen by all"),
         ("test_fresh", "FutureWarning: rank 0: seen by rank 0"),
         ("test_fresh", "FutureWarning: rank 1: seen by rank 1"),
-        ("test_unraisable", "PytestUnraisableExceptionWarning: ranks 0,1: Exception ignored in"),
+        ("test_unraisable", "PytestUnraisableExceptionWarning: ranks 0, 1: Exception ignored in"),
         ("test_ordinary", "UserWarning: of an ordinary test"),
-        ("test_adopted", "UserWarning: ranks 0,1: of an adopted rank"),
+        ("test_adopted", "UserWarning: ranks 0, 1: of an adopted rank"),
         ("test_adopted", "PytestUnhandledThreadExceptionWarning: rank 1: Exception in thread writer"),
         ("test_step", "UserWarning: of a thread as rank"),
     ],
@@ -162,7 +162,7 @@ def test_a_warning_is_told_once(ended):
     _, _, summary = ended.output.partition("warnings summary")
 
     assert 1 == summary.count(": seen by all")
-    assert "ranks 0,1: ranks 0,1" not in summary
+    assert "ranks 0, 1: ranks 0, 1" not in summary
 
 
 def test_filters_of_pytest_hold(ended):
@@ -219,5 +219,5 @@ def test_warnings_of_ranks_that_collect_by_themselves(lab):
     ).run("test_launched.py", "--spmd", "2")
     _, _, summary = ended.output.partition("warnings summary")
 
-    assert "UserWarning: ranks 0,1: seen by all" in summary, ended.output
+    assert "UserWarning: ranks 0, 1: seen by all" in summary, ended.output
     assert "UserWarning: rank 1: seen by rank 1" in summary

@@ -132,23 +132,23 @@ def test_leaks_are_named(ended):
     notes = "\n".join(ended.result("test_c_leaks").notes)
 
     for leak in (
-        "rank 0,1 leaked environment LEAKED: unset became '1'",
-        "rank 0,1 leaked environment HOME:",
-        "rank 0,1 leaked directory:",
-        "rank 0,1 leaked torch default dtype: torch.float32 became torch.float64",
-        "rank 0,1 leaked torch grad mode: True became False",
-        "rank 0,1 leaked torch deterministic algorithms:",
-        "rank 0,1 leaked process group ",
-        "rank 0,1 leaked signal SIGUSR1:",
+        "ranks 0, 1 leaked environment LEAKED: unset became '1'",
+        "ranks 0, 1 leaked environment HOME:",
+        "ranks 0, 1 leaked directory:",
+        "ranks 0, 1 leaked torch default dtype: torch.float32 became torch.float64",
+        "ranks 0, 1 leaked torch grad mode: True became False",
+        "ranks 0, 1 leaked torch deterministic algorithms:",
+        "ranks 0, 1 leaked process group ",
+        "ranks 0, 1 leaked signal SIGUSR1:",
     ):
         assert leak in notes
-    assert "rank 0,1 leaked thread forgotten (still there)" in ended.result("test_e_thread").notes
+    assert "ranks 0, 1 leaked thread forgotten (still there)" in ended.result("test_e_thread").notes
 
 
 def test_what_the_fixture_of_one_test_has_left_is_a_leak_beside_fixtures_of_the_module(ended):
     (note,) = ended.result("test_o_careless_fixture").notes
 
-    assert "rank 0,1 leaked environment FROM_CARELESS: unset became 'yes'" == note
+    assert "ranks 0, 1 leaked environment FROM_CARELESS: unset became 'yes'" == note
 
 
 def test_what_is_not_a_leak_is_not_named(ended):

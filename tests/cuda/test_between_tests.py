@@ -55,8 +55,8 @@ def test_what_a_test_changes_on_its_gpu_is_put_back_and_named(cuda_lab):
     for expected in (
         "rank 0 leaked memory of cuda:0: 8.0 MiB more in use than before",
         "rank 1 leaked memory of cuda:1: 8.0 MiB more in use than before",
-        "rank 0,1 leaked autocast cuda: False became True",
-        "rank 0,1 leaked torch.backends TF32 in cuDNN: True became False",
+        "ranks 0, 1 leaked autocast cuda: False became True",
+        "ranks 0, 1 leaked torch.backends TF32 in cuDNN: True became False",
         "rank 0 leaked cuda current device: 0 became 1",
         "leaked cuda stream of cuda:0: ",
     ):

@@ -273,7 +273,7 @@ def test_an_exception_on_its_way_comes_before_the_wait_that_holds_it_back(in_fli
     result = in_flight.result(name)
 
     assert result.message.startswith(RAISED)
-    assert "deadlock: no rank can go on" in result.message or name == "test_limit"
+    assert "deadlock: rank" in result.message or name == "test_limit"
     assert result.culprit == 1
     assert "raise ValueError" in result.details
 
@@ -286,7 +286,7 @@ def test_a_failure_is_reported_before_its_fixtures_are_torn_down(in_flight):
 
 
 def test_an_exception_that_was_handled_is_not_blamed(in_flight):
-    assert in_flight.result("test_handled").message.startswith("deadlock: no rank can go on")
+    assert in_flight.result("test_handled").message.startswith("deadlock: rank")
 
 
 ORDINARY = (

@@ -118,7 +118,7 @@ def test_one_verdict_a_test_over_ranks_that_collected_it(ended):
 def test_findings_are_those_of_worlds(ended):
     assert ended.result("test_fails").message == "rank 1 of 2 failed: assert 1 == 0"
     assert "rank 1 of 2 was killed by SIGSEGV" in ended.result("test_crashes").message
-    assert "deadlock: no rank can go on: rank 0 waits in barrier" in ended.result("test_hangs").message
+    assert "deadlock: rank 0 waits in barrier" in ended.result("test_hangs").message
     assert "--spmd 2" in ended.output, "the command that repeats a test"
 
 

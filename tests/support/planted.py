@@ -26,7 +26,7 @@ from disttest.results.fold import RunResult
 if TYPE_CHECKING:  # the programs find this module alone
     from lab import Ended, Lab
 
-PROVEN = "deadlock: no rank can go on"
+PROVEN = "deadlock: rank"
 FOLDER = Path(__file__).parents[1] / "planted"
 _PREFIX = "planted_"
 """Of the modules of programs, as they are loaded here."""

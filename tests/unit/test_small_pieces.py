@@ -156,7 +156,7 @@ def test_equal_stacks_are_told_once():
     ]
     lines = list(describe_ranks(TestResult(nodeid="x", outcome=Outcome.FAILED, ranks=tuple(ranks))))
 
-    assert "stacks of rank 0,1:" in lines
+    assert "stacks of ranks 0, 1:" in lines
     assert "stacks of rank 2:" in lines
     assert 1 == sum("line 7 in test_x" in line for line in lines)
 

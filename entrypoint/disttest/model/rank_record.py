@@ -16,18 +16,32 @@ RANKS_DISAGREE = "ranks disagree at "
 """Prefix of a finding about calls that do not match, by which it is recognized in the message of a rank's end."""
 
 
+_LEAST_RUN = 4
+"""Consecutive ranks that are written as a range."""
+
+
 def rank_name(rank: int) -> str:
     """Return ``rank 3``, or the name of the main process, which is not a rank."""
     return "main process" if rank == MAIN_RANK else f"rank {rank}"
 
 
 def rank_names(ranks: Collection[int]) -> str:
-    """Return ``rank 1`` or ``ranks 1,2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, sorted(ranks)))}"
+    """Name ranks: ``rank 1``, ``ranks 0, 2``, ``ranks 0-63, 65``."""
+    named = sorted(ranks)
+    if len(named) == 1:
+        return rank_name(named[0])
+    runs: list[list[int]] = []
+    for rank in named:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = (f"{run[0]}-{run[-1]}" if len(run) >= _LEAST_RUN else ", ".join(map(str, run)) for run in runs)
+    return f"ranks {', '.join(parts)}"
 
 
 def group_title(name: str, description: str, ranks: Collection[int]) -> str:
-    """Return the title of a group: ``default``, its description, or its number and ranks: ``#1 (ranks 0,1)``.
+    """Return the title of a group: ``default``, its description, or its number and ranks: ``#1 (ranks 0, 1)``.
 
     Args:
         name: torch's name; a hash if only its members have created the group.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
+from disttest.model import MAIN_RANK, Cause, Outcome, RankEnd, RankRecord, TestResult, rank_names
 from disttest.own_frames import HARNESS
 from disttest.results.exit_codes import WOKEN
 from disttest.results.rulings import is_disagreement
@@ -31,21 +31,33 @@ _OBSERVER = re.compile(r'^  File "[^"]*/disttest/observe/\w+\.py", line ')
 
 
 def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[str]:
-    """Yield one line for each rank, one for earlier tests, then the stacks of ended ranks without repetition.
+    """Yield a line for each rank, one for earlier tests, and the stacks of ended ranks; equal ranks share a line.
 
     Args:
         result: result to describe.
         logs_in: prefix of log paths that leads the reader to the results directory; None omits the paths.
     """
+    alike: dict[tuple[bool, str], list[RankRecord]] = {}
     for record in result.ranks:
-        yield f"{rank_name(record.rank)}: {describe_rank(record, result, logs_in=logs_in)}"
+        text = describe_rank(record, result)
+        alike.setdefault((record.rank == MAIN_RANK, text), []).append(record)
+    for (_, text), records in alike.items():
+        yield f"{rank_names([record.rank for record in records])}: {text}{_logs(records, logs_in)}"
     if result.after:
         ran = "1 test" if len(result.after) == 1 else f"{len(result.after)} tests"
         yield f"{ran} ran before it in the same processes, the last: {result.after[-1]}"
     yield from _stacks(result)
 
 
-def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str | None = "") -> str:
+def _logs(records: Sequence[RankRecord], logs_in: str | None) -> str:
+    logs = [record.log for record in records if record.log]
+    if not logs or logs_in is None:
+        return ""
+    more = f" and {len(logs) - 1} more" if len(logs) > 1 else ""
+    return f" (log: {logs_in}{logs[0]}{more})"
+
+
+def describe_rank(record: RankRecord, result: TestResult) -> str:
     """Describe one rank, and whether it is the culprit or a victim."""
     role = ""
     if record.rank == result.culprit and record.outcome is Outcome.PASSED:
@@ -54,8 +66,7 @@ def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str | None
         role = " [culprit]"
     elif record.rank in result.victims:
         role = " [victim]"
-    log = f" (log: {logs_in}{record.log})" if record.log and logs_in is not None else ""
-    return f"{_describe_end(record, result.culprit)}{role}{log}"
+    return f"{_describe_end(record, result.culprit)}{role}"
 
 
 def how_ended(record: RankRecord) -> str:
@@ -102,7 +113,7 @@ def _describe_end(record: RankRecord, culprit: int | None) -> str:
         when = " at the deadline" if record.hung else ""
         if record.in_flight:
             return f"raised {record.in_flight} in {record.phase}, had not handled it yet{when}, ended by disttest"
-        return f"was still running in {record.phase}{when}, ended by disttest"
+        return f"still running in {record.phase}{when}, ended by disttest"
     if record.has_died and not record.has_failed:
         return f"{record.message}{after and f' ({after.strip()})'}"
     if record.outcome is None:
@@ -121,12 +132,8 @@ def _stacks(result: TestResult) -> Iterator[str]:
             # Ranks that wait in the same line have the same text once thread ids are removed.
             by_text.setdefault(record.stacks, []).append(record.rank)
     for text, ranks in by_text.items():
-        yield f"stacks of {_names(ranks)}:"
+        yield f"stacks of {rank_names(ranks)}:"
         yield from (f"  {line}" for line in text.splitlines())
-
-
-def _names(ranks: list[int]) -> str:
-    return rank_name(ranks[0]) if len(ranks) == 1 else f"rank {','.join(map(str, ranks))}"
 
 
 def without_stacks(log: str) -> str:

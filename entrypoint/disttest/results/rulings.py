@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from disttest.model import Frozen, Outcome, RankEnd, RankRecord, TestResult
+from disttest.model import Frozen, Outcome, RankEnd, RankRecord, TestResult, rank_names
 
 STRICT_XPASS = "[XPASS(strict)]"
 """Prefix of pytest's message for a passed test with a strict xfail mark."""
@@ -224,11 +224,11 @@ def _without_outcome(record: RankRecord) -> RankState:
 
 
 def describe_disagreement(records: Collection[RankRecord]) -> str:
-    """``ranks disagree: rank 0,2 skipped, rank 1 passed``."""
-    by_state: dict[RankState, list[str]] = {}
+    """``ranks disagree: ranks 0, 2 skipped, rank 1 passed``."""
+    by_state: dict[RankState, list[int]] = {}
     for record in records:
-        by_state.setdefault(state_of(record), []).append(str(record.rank))
-    parts = (f"rank {','.join(ranks)} {state}" for state, ranks in by_state.items())
+        by_state.setdefault(state_of(record), []).append(record.rank)
+    parts = (f"{rank_names(ranks)} {state}" for state, ranks in by_state.items())
     return f"{_DISAGREE}{', '.join(parts)}"
 
 

@@ -20,6 +20,7 @@ from disttest.model import (
     RankRecord,
     TestCase,
     TestResult,
+    rank_names,
 )
 from disttest.results.hang_findings import Finding, explain, last_call, whereabouts
 from disttest.results.rulings import (
@@ -185,14 +186,14 @@ def not_run(nodeid: str, reason: str, *, at_s: float) -> TestResult:
 
 def _passed_strictly(ranks: Sequence[RankRecord]) -> str:
     strict = [r for r in ranks if state_of(r) is RankState.STRICT]
-    who = f"all {len(ranks)} ranks" if len(strict) == len(ranks) else f"rank {_names(strict)} of {len(ranks)}"
+    who = f"all {len(ranks)} ranks" if len(strict) == len(ranks) else f"{_names(strict)} of {len(ranks)}"
     message = f"passed on {who}, although it is marked as a strict xfail"
     reason = strict[0].message.removeprefix(STRICT_XPASS).strip()
     return f"{message}: {reason}" if reason else message
 
 
 def _names(ranks: Sequence[RankRecord]) -> str:
-    return ",".join(str(record.rank) for record in ranks)
+    return rank_names([record.rank for record in ranks])
 
 
 def is_red(record: RankRecord) -> bool:
@@ -353,12 +354,10 @@ def _explain_waits(
             message,
             None if finding.culprit is None else ranks[finding.culprit],
         )
-    finished = [str(r.rank) for r in ranks if not r.hung]
-    message = (
-        f"timed out after {test.timeout_s:g} s: rank {_names(hung)} of {len(ranks)} still in {hung[0].phase}"
-    )
+    finished = [r for r in ranks if not r.hung]
+    message = f"timed out after {test.timeout_s:g} s: {_names(hung)} of {len(ranks)} still in {hung[0].phase}"
     if finished:
-        message += f"; rank {','.join(finished)} had finished"
+        message += f"; {_names(finished)} had finished"
     return Outcome.FAILED, hung[0].phase, message, hung[0] if len(hung) == 1 else None
 
 
@@ -380,13 +379,14 @@ def _notes(ranks: Sequence[RankRecord], outcome: Outcome) -> tuple[str, ...]:
     notes = []
     skipped = [r for r in ranks if r.outcome is Outcome.SKIPPED]
     if skipped and outcome is not Outcome.SKIPPED:
-        notes.append(f"rank {_names(skipped)} skipped it: {skipped[0].message}")
+        notes.append(f"{_names(skipped)} skipped it: {skipped[0].message}")
     reasons = {r.message for r in skipped}
     if outcome is Outcome.SKIPPED and len(reasons) > 1:
         notes.append("the ranks gave different reasons: " + "; ".join(sorted(reasons)))
     unrendered = [r for r in ranks if r.unrendered]
     if unrendered:
-        notes.append(f"rank {_names(unrendered)} could not render its report: {_UNRENDERED}")
+        whose = "its report" if len(unrendered) == 1 else "their reports"
+        notes.append(f"{_names(unrendered)} could not render {whose}: {_UNRENDERED}")
     notes += _leak_notes(ranks)
     return tuple(notes)
 
@@ -396,4 +396,4 @@ def _leak_notes(ranks: Sequence[RankRecord]) -> list[str]:
     for record in ranks:
         for leak in record.leaks:
             by_leak.setdefault(leak, []).append(record.rank)
-    return [f"rank {','.join(map(str, who))} leaked {leak}" for leak, who in by_leak.items()]
+    return [f"{rank_names(who)} leaked {leak}" for leak, who in by_leak.items()]

@@ -238,7 +238,7 @@ def _temporary_files_are_gone(lab: Lab) -> None:
     """
     words = {
         "off": "rank 0 waits in barrier at test_x.py:",
-        "fail": "rank 0 waits in barrier #1 of group default at test_x.py:",
+        "fail": "rank 0 waits in barrier #1 (test_x.py:",
     }
     lab.write(test_x=source)
     for rule, told in words.items():

@@ -172,7 +172,7 @@ class TestVerdict:
         end = msgspec.structs.replace(self.END, exit_code=code)
         result = self.judged(share(0, rank(0), rank(1)), end=end)
         assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
-        assert result.message == "ranks 2-3 of 4 on node n2 left no record: node lost: Node failure on n2"
+        assert result.message == "ranks 2, 3 of 4 on node n2 left no record: node lost: Node failure on n2"
 
     def test_ranks_that_took_all_the_memory_are_the_tests_fault(self) -> None:
         end = JobOutcome(state=JobState.OUT_OF_MEMORY, reason="pod p on node n2: OOMKilled", exit_code=137)
@@ -230,7 +230,7 @@ class TestVerdict:
         end = JobOutcome(state=JobState.EVICTED, reason="pod p on node n1: it was deleted")
         result = self.judged(ended, share(1, red, rank(3)), end=end)
         assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
-        assert result.message == f"ranks 0-1 of 4 on node n1 left no record: {end}"
+        assert result.message == f"ranks 0, 1 of 4 on node n1 left no record: {end}"
         assert result.notes == ("rank 2 on n2: boom",)
 
     @pytest.mark.parametrize("lost_all", [True, False])
@@ -265,7 +265,7 @@ class TestVerdict:
 
         result = self.judged(healthy, end=self.END)
 
-        assert f"ranks 2-3 of 4 on node n2 left no record: {self.END}" == result.message
+        assert f"ranks 2, 3 of 4 on node n2 left no record: {self.END}" == result.message
         assert [0, 1] == [record.rank for record in result.ranks]
 
     @pytest.mark.parametrize("by_scheduler", [True, False])

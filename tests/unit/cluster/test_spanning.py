@@ -206,7 +206,7 @@ def test_a_world_process_that_dies_costs_its_test_and_nothing_else(tmp_path: Pat
 
     results = results_of(Dying(), tmp_path)
     assert results["one"].cause is Cause.INFRASTRUCTURE
-    assert "ranks 2-3 of 4 on node n2 left no record: the world process" in results["one"].message
+    assert "ranks 2, 3 of 4 on node n2 left no record: the world process" in results["one"].message
     assert {results["two"].outcome, results["three"].outcome} == {Outcome.PASSED}
 
 

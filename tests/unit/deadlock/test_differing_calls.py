@@ -37,7 +37,7 @@ def test_ranks_are_told_with_their_tensors_at_the_first_call_that_differs(stage)
 
     assert told(stage) == (
         "ranks disagree at collective #2 of group default: "
-        "ranks 0,2 called all_reduce of float32[4], rank 1 called all_reduce of float32[8]"
+        "ranks 0, 2 called all_reduce of float32[4], rank 1 called all_reduce of float32[8]"
     )
 
 
@@ -48,7 +48,7 @@ def test_an_all_to_all_that_was_aborted_is_told_with_the_tensors_of_all_and_has_
 
     assert told(stage) == (
         "ranks disagree at collective #2 of group default: "
-        "ranks 0,2 called all_to_all_single of float32[4], rank 1 called all_to_all_single of float32[6]"
+        "ranks 0, 2 called all_to_all_single of float32[4], rank 1 called all_to_all_single of float32[6]"
     )
     assert odd_rank(stage, 1) is None
 
@@ -121,7 +121,7 @@ def test_a_peer_that_went_on_is_told_with_what_it_had_called(stage):
         actor.do("broadcast", ALL, root=0, inputs=(tensor(8 if actor.rank == 0 else 4),))
     stage.ranks[0].do("allreduce", ALL, inputs=(tensor(1),))
 
-    assert "collective #1 of group default: rank 0 called broadcast of float32[8], ranks 1,2 called" in told(
+    assert "collective #1 of group default: rank 0 called broadcast of float32[8], ranks 1, 2 called" in told(
         stage
     )
 

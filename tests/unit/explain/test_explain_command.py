@@ -153,7 +153,7 @@ FINDINGS = {
     "raised while others wait": "rank 1 of 2 failed: ValueError: boom",
     "killed": "rank 1 of 2 was killed by SIGSEGV in call, before it reported",
     "left": "rank 1 of 2 exited with code 3 in call, before it reported",
-    "nobody could be asked": "timed out after 300 s: rank 0,1 of 2 still in call",
+    "nobody could be asked": "timed out after 300 s: ranks 0, 1 of 2 still in call",
 }
 
 

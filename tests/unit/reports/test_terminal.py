@@ -197,8 +197,7 @@ class TestPlainView:
             "✗ tests/test_ddp.py::test_bad[2xgloo] failed (500 ms)",
             "tests/test_ddp.py:12: error: rank 1 failed",
             "  tests/test_ddp.py::test_bad[2xgloo] · failed",
-            "    rank 0: passed",
-            "    rank 1: passed",
+            "    ranks 0, 1: passed",
             "  repeat: disttest run 'tests/test_ddp.py::test_bad[2xgloo]' --world-sizes 2 --backend gloo --device cpu",
             "- tests/test_ddp.py::test_not[2xgloo] skipped: no GPU (0 s)",
         ]

@@ -45,7 +45,7 @@ CASES = {
             hung(2, DONE, stacks=SLEEPS),
             hung(3, DONE, call("all_reduce", 7)),
         ],
-        "rank 2 never joined all_reduce #7 (group default): ranks 0,1,3 wait at test_step.py:44, "
+        "rank 2 never joined all_reduce #7 (group default): ranks 0, 1, 3 wait at test_step.py:44, "
         "rank 2 is in nap at test_step.py:39",
         2,
     ),
@@ -66,7 +66,7 @@ CASES = {
     ),
     "two ranks are missing": (
         [hung(0, call("barrier", 1)), hung(1, stacks=SLEEPS), finished(2)],
-        "ranks 1,2 never joined barrier #1 (group default): rank 0 waits at test_step.py:44, "
+        "ranks 1, 2 never joined barrier #1 (group default): rank 0 waits at test_step.py:44, "
         "rank 1 is in nap at test_step.py:39, rank 2 had finished the test",
         None,
     ),
@@ -133,7 +133,7 @@ CASES = {
     ),
     "everybody is there": (
         [hung(0, call("all_reduce", 2)), hung(1, call("all_reduce", 2))],
-        "all_reduce #2 (group default) does not complete, although ranks 0,1 called it at test_step.py:44",
+        "all_reduce #2 (group default) does not complete, although ranks 0, 1 called it at test_step.py:44",
         None,
     ),
     "point to point": (

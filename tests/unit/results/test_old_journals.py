@@ -47,8 +47,8 @@ def test_a_proof_that_stood_beside_the_fields_of_the_core_is_told_and_drawn(tmp_
         proof.ended,
         [edge.rank for edge in proof.edges],
     )
-    assert "rank 0: waited in a deadlock, ended by disttest" in next(describe_ranks(hung))
-    assert "rank 0: was in the deadlock that the test expects" in next(describe_ranks(expected))
+    assert "ranks 0, 1: waited in a deadlock, ended by disttest" in next(describe_ranks(hung))
+    assert "ranks 0, 1: was in the deadlock that the test expects" in next(describe_ranks(expected))
     write_reports(run, tmp_path)
     assert '"waits":[{"nodes":[{"rank":0,' in (tmp_path / "report.html").read_text()
 

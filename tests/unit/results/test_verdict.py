@@ -267,7 +267,10 @@ def test_hangs():
     all_hang = verdict(killed(0, hung=True), killed(1, hung=True))
     one_hangs = verdict(passed(0), killed(1, hung=True))
 
-    assert ("timed out after 30 s: rank 0,1 of 2 still in call", None) == (all_hang.message, all_hang.culprit)
+    assert ("timed out after 30 s: ranks 0, 1 of 2 still in call", None) == (
+        all_hang.message,
+        all_hang.culprit,
+    )
     assert "timed out after 30 s: rank 1 of 2 still in call; rank 0 had finished" == one_hangs.message
     assert 1 == one_hangs.culprit
 
@@ -326,8 +329,8 @@ def test_an_xfail_of_one_rank_only_is_no_xfail_of_the_test():
 def test_ranks_that_disagree_are_named_with_what_they_came_to_and_what_to_do():
     result = verdict(reported(0, SKIP, message="odd"), passed(1), reported(2, SKIP, message="odd"), passed(3))
 
-    assert "ranks disagree: rank 0,2 skipped, rank 1,3 passed" == result.message
-    assert "rank 0,2 skipped it: odd" in result.notes
+    assert "ranks disagree: ranks 0, 2 skipped, ranks 1, 3 passed" == result.message
+    assert "ranks 0, 2 skipped it: odd" in result.notes
     assert result.details.endswith("@pytest.mark.ranks_may_differ")
 
 
@@ -358,7 +361,7 @@ def test_notes_tell_skips_and_leaks():
 
     assert (
         "rank 0 skipped it: only even ranks",
-        "rank 1,2 leaked environment X: unset became '1'",
+        "ranks 1, 2 leaked environment X: unset became '1'",
     ) == result.notes
 
 

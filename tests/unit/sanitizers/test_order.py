@@ -144,7 +144,7 @@ class TestMismatch:
         group = group_of(0, 1, 2)
         finding = only(judge([all_reduce(group)], [all_reduce(group)], [all_reduce(group, reduce_op="MAX")]))
 
-        assert "ranks 0,1 called all_reduce SUM" in finding.message
+        assert "ranks 0, 1 called all_reduce SUM" in finding.message
         assert "rank 2 called all_reduce MAX" in finding.message
 
     def test_lists_are_compared_part_by_part(self):
@@ -261,7 +261,7 @@ class TestNeverWaited:
 
         assert finding.kind == OrderFindingKind.NEVER_WAITED
         assert finding.message == (
-            "ranks 0,1 never wait for all_reduce SUM of float32[4] at a.py:9: its handle is discarded"
+            "ranks 0, 1 never wait for all_reduce SUM of float32[4] at a.py:9: its handle is discarded"
         )
 
 
@@ -376,7 +376,7 @@ class TestGroups:
 
         assert finding.kind == OrderFindingKind.MISMATCH
         assert finding.message == (
-            "ranks disagree about group #1: rank 0 made it of rank 0 at a.py:3, rank 1 made it of ranks 0,1 at a.py:6"
+            "ranks disagree about group #1: rank 0 made it of rank 0 at a.py:3, rank 1 made it of ranks 0, 1 at a.py:6"
         )
 
     def test_a_group_that_one_rank_has_not_made(self):
@@ -405,12 +405,12 @@ def test_dimensions_of_length_one_change_no_order(one, other):
 
 def test_a_nameless_group_is_named_by_its_number_and_ranks():
     group = StreamGroup(name="3", description="", ranks=(0, 1))
-    assert "collective #1 of group #3 (ranks 0,1)" in only(judge([all_reduce(group)], [])).message
+    assert "collective #1 of group #3 (ranks 0, 1)" in only(judge([all_reduce(group)], [])).message
 
 
 def test_a_nameless_group_of_its_members_alone_is_named_by_ranks():
     group = StreamGroup(name="5af0", description="", ranks=(0, 1))
-    assert "collective #1 of group of ranks 0,1:" in only(judge([all_reduce(group)], [])).message
+    assert "collective #1 of group of ranks 0, 1:" in only(judge([all_reduce(group)], [])).message
 
 
 class TestSplits:

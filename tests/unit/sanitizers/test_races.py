@@ -121,7 +121,7 @@ def test_the_same_race_on_two_ranks_is_told_once():
     (finding,) = judge_races({0: Races(races=(waited,)), 1: Races(races=(waited,))})
 
     assert finding.message == (
-        "ranks 0,1 read the result of all_reduce SUM of float32[4] at test_x.py:3 while it is pending: "
+        "ranks 0, 1 read the result of all_reduce SUM of float32[4] at test_x.py:3 while it is pending: "
         "sum at test_x.py:4; the wait comes at test_x.py:5"
     )
     assert [order.rank for order in finding.orders] == [0, 1]

@@ -205,7 +205,7 @@ class TestOutputs:
         )
 
         assert ValueFindingKind.OUTPUT == kind
-        assert "all_reduce SUM #2 of group default gave ranks 0,1 other numbers at test_a.py:7" in message
+        assert "all_reduce SUM #2 of group default gave ranks 0, 1 other numbers at test_a.py:7" in message
         assert "at index [1] rank 0 has 2, rank 1 has 3" in message
 
     @pytest.mark.parametrize("op", ["reduce_scatter_base", "alltoall", "recv"])
@@ -241,7 +241,7 @@ class TestParameters:
         ((kind, message),) = judge(self.step(*one), self.step(*other))
 
         assert ValueFindingKind.PARAMETER == kind
-        assert "parameter w after step 1 differs on ranks 0,1 at test_a.py:9" in message
+        assert "parameter w after step 1 differs on ranks 0, 1 at test_a.py:9" in message
         assert reason in message
 
     def test_what_nothing_says_to_be_replicas_may_differ(self):
@@ -316,7 +316,7 @@ class TestConstantStarts:
 
         ((kind, message),) = judge(*ranks)
         assert ValueFindingKind.PARAMETER == kind
-        assert "norm.weight after step 1 differs on ranks 0,1" in message
+        assert "norm.weight after step 1 differs on ranks 0, 1" in message
         assert "the rows that norm gives each rank are put together by all_gather" in message
 
     @pytest.mark.parametrize(

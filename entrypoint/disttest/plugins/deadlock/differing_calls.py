@@ -172,7 +172,7 @@ def _differ(called: Mapping[int, IssuedCollective]) -> bool:
 
 
 def _describe(called: Mapping[int, IssuedCollective]) -> str:
-    """Describe the calls: ``ranks 0,2 called all_reduce of float32[4] at a.py:5, rank 1 called …``."""
+    """Describe the calls: ``ranks 0, 2 called all_reduce of float32[4] at a.py:5, rank 1 called …``."""
     by_call: dict[str, list[int]] = {}
     for rank, signature in called.items():
         call = f"{title_of(signature.op)} of {signature.tensors}{_at(signature.where)}"

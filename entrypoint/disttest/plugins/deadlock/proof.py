@@ -257,7 +257,7 @@ def _describe_behind(call: QueuedCall, all_ranks: Mapping[int, Snapshot]) -> str
     if before is None or signature is None:
         return ""
     group = wait_words.group_name(before.group, all_ranks[before.rank].groups.get(before.group))
-    return f"{title_of(signature.op)} #{before.seq} of group {group} before it"
+    return f"{title_of(signature.op)} #{before.seq}{wait_words.of_group(group)} before it"
 
 
 def _counts(wait: Waiting, rank: int, member: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -56,7 +57,7 @@ class _Rest(Frozen):
     ended: bool = False
 
 
-_MOST_EDGES = 8
+_MOST_PARTS = 8
 
 _ADVICE = {
     DeadlockKind.FINISHED: "Every rank of a group has to make its calls: look for a branch, a loop or an early return that "
@@ -126,17 +127,46 @@ _ENDED = ("waited in a deadlock, ended", "was in the deadlock that the test expe
 """Messages of ranks that were ended in a deadlock."""
 
 
+class _Part(NamedTuple):
+    """Ranks that one part of the message describes together."""
+
+    what: str
+    where: str
+    call: tuple[str, int] | None
+    """Group and number, where ranks have called different things under them."""
+    whom: str
+    """The ranks that they wait for, if no other part of the message shows it."""
+
+
 def _message(deadlock: Deadlock) -> str:
-    parts = [_describe(edge) for edge in deadlock.edges[:_MOST_EDGES]]
-    parts += ["…"] if len(deadlock.edges) > _MOST_EDGES else []
-    return f"deadlock: no rank can go on: {'; '.join(parts)}"
+    """Describe equal ranks once: a message about 256 ranks must be as short as one about two."""
+    parts: dict[_Part, list[int]] = {}
+    for edge in deadlock.edges:
+        call = (edge.group, edge.seq) if deadlock.kind is DeadlockKind.MISMATCH and edge.seq else None
+        part = _Part(edge.what, edge.where, call, _whom(edge, call, deadlock.edges))
+        parts.setdefault(part, []).append(edge.rank)
+    ordered = list(parts.items())
+    if deadlock.kind is DeadlockKind.MISMATCH:
+        ordered.sort(key=lambda item: -len(item[1]))  # the rank that differs from the others comes last
+    first = ordered[0][0]
+    texts = [_describe(part, ranks, first) for part, ranks in ordered[:_MOST_PARTS]]
+    texts += ["…"] if len(ordered) > _MOST_PARTS else []
+    return f"deadlock: {'; '.join(texts)}"
 
 
-def _describe(edge: Edge) -> str:
-    place = f" at {edge.where}" if edge.where else ""
-    whom = f" for {rank_names(edge.ranks)}" if edge.ranks else ""
-    reason = f", {edge.reason}" if edge.reason else ""
-    return f"rank {edge.rank} waits in {edge.what}{place} since {edge.since_s:.1f} s{whom}{reason}"
+def _describe(part: _Part, ranks: Sequence[int], first: _Part) -> str:
+    place = f" ({part.where})" if part.where else ""
+    if part.call is not None and part.call == first.call and part.what != first.what and not part.whom:
+        return f"{rank_names(ranks)} called {part.what} instead{place}"
+    return f"{rank_names(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {part.what}{place}{part.whom}"
+
+
+def _whom(edge: Edge, call: tuple[str, int] | None, edges: Sequence[Edge]) -> str:
+    """`` for rank 1, which has finished the test``; empty if the parts of the message about these ranks show it."""
+    waiting = {other.rank for other in edges}
+    instead = {other.rank for other in edges if (other.group, other.seq) == call and other.what != edge.what}
+    is_shown = instead.issuperset(edge.ranks) or (not edge.reason and waiting.issuperset(edge.ranks))
+    return "" if is_shown else f" for {rank_names(edge.ranks)}{', ' if edge.reason else ''}{edge.reason}"
 
 
 def _culprit(deadlock: Deadlock) -> int | None:

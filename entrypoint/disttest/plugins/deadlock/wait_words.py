@@ -16,7 +16,7 @@ def group_name(group: GroupKey, state: GroupState | None) -> str:
 
 
 def wait_name(wait: Waiting, group: str) -> str:
-    """Name a wait: ``all_reduce #3 of group default``, ``recv #1 from rank 0``, ``key 'ready' of a store``."""
+    """Name a wait: ``all_reduce #3``, ``all_reduce #3 of group pairs``, ``recv #1 from rank 0``, ``key 'ready' of a store``."""
     if wait.kind is WaitKind.DEVICE:
         issued = f" since {wait.keys}" if wait.keys not in ("", wait.where) else ""
         return f"{_call(wait, group)} (in the queue of its GPU{issued})"
@@ -35,11 +35,16 @@ def making_name(ranks: str, name: str) -> str:
 def _call(wait: Waiting, group: str) -> str:
     if wait.peer is not None:
         return _p2p_name(wait, group)
-    return f"{title_of(wait.op)} #{wait.seq} of group {group}"
+    return f"{title_of(wait.op)} #{wait.seq}{of_group(group)}"
+
+
+def of_group(group: str) -> str:
+    """The words for a group; none for the default group, which most calls use."""
+    return "" if group == "default" else f" of group {group}"
 
 
 def _p2p_name(wait: Waiting, group: str) -> str:
     other = "any rank" if wait.peer == ANY_SOURCE else f"rank {wait.peer}"
     way = "to" if wait.direction is Direction.SEND else "from"
     tag = f" with tag {wait.tag}" if wait.tag else ""
-    return f"{title_of(wait.op)} #{wait.seq} {way} {other}{tag} of group {group}"
+    return f"{title_of(wait.op)} #{wait.seq} {way} {other}{tag}{of_group(group)}"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from disttest.clock import monotonic
 from disttest.host.process import end_all
 from disttest.limits import RANK_TERM_S
+from disttest.model import rank_names
 from disttest.runtime.messages.protocol import Leave
 from disttest.runtime.world.attempt import Attempt
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
@@ -37,7 +38,7 @@ def dismiss(ranks: Supervisor, limit_s: float) -> Dismissal:
     end_all([handle.child for handle in stuck], term_grace_s=RANK_TERM_S)
     return Dismissal(
         stuck=frozenset(handle.rank for handle in stuck),
-        note=f"rank {','.join(map(str, slow))} did not leave within {limit_s:g} s after its last test and was killed"
+        note=f"{rank_names(slow)} did not leave within {limit_s:g} s after its last test and was killed"
         if slow
         else "",
     )

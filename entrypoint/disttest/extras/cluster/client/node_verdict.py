@@ -14,7 +14,7 @@ import msgspec
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.cluster.protocol.wire import SCHEDULER_ENDED
-from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult
+from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult, rank_names
 from disttest.results.rulings import RankState, state_of
 from disttest.results.verdict import by_guilt, is_red, is_symptom, judge
 
@@ -144,7 +144,7 @@ def check_lease_result(test: TestCase, result: TestResult) -> TestResult:
     missing = sorted(set(range(test.world.size)) - green)
     if not missing or result.outcome is not Outcome.PASSED:
         return result
-    message = f"reported as passed, but {_ranks(missing)} of {test.world.size} left no green record"
+    message = f"reported as passed, but {rank_names(missing)} of {test.world.size} left no green record"
     return msgspec.structs.replace(result, outcome=Outcome.ERROR, cause=Cause.INFRASTRUCTURE, message=message)
 
 
@@ -166,7 +166,7 @@ def _without(
     """Judge a test with missing records: an infrastructure error whatever the others report, unless memory ran out."""
     size = test.world.size if test.world else 0
     why = str(end) if end is not None else "their node went silent"
-    message = f"{_ranks(missing)} of {size}{_where(test, missing, hosts)} left no record: {why}"
+    message = f"{rank_names(missing)} of {size}{_where(test, missing, hosts)} left no record: {why}"
     if len(missing) == size:
         message = f"no rank left a record: {why}"
     red = sorted((r for r in present if is_red(r)), key=by_guilt)
@@ -226,7 +226,7 @@ def _name_nodes(result: TestResult) -> TestResult:
         where = f"rank {result.culprit} is on node {result.ranks[result.culprit].node}"
     else:
         hosts = list(by_host.items())[:_MOST_NODES_NAMED]
-        where = "; ".join(f"node {host}: {_ranks(ranks)}" for host, ranks in hosts)
+        where = "; ".join(f"node {host}: {rank_names(ranks)}" for host, ranks in hosts)
         where += "; …" if len(by_host) > len(hosts) else ""
     return msgspec.structs.replace(result, message=f"{result.message} [{where}]")
 
@@ -237,11 +237,3 @@ def _where(test: TestCase, ranks: Sequence[int], hosts: Sequence[str]) -> str:
         return ""
     names = sorted({hosts[rank // test.world.ranks_per_node] for rank in ranks})
     return f" on node {', '.join(names[:_MOST_NODES_NAMED])}{', …' if len(names) > _MOST_NODES_NAMED else ''}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Format ``rank 3``, ``ranks 0-3`` or ``ranks 0,2``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    whole = list(ranks) == list(range(ranks[0], ranks[-1] + 1))
-    return f"ranks {ranks[0]}-{ranks[-1]}" if whole else f"ranks {','.join(map(str, ranks))}"
