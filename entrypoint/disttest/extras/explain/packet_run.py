@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from disttest.cli.stored_run import find_run, read_run, select
+from disttest.cli.stored_run import find_run, select
 from disttest.errors import UsageError
 from disttest.extras.explain import limits
+from disttest.extras.explain.explanation import read_run
 from disttest.extras.explain.option_rows import ISSUE
 from disttest.extras.explain.packet import history_of, packet_of
 from disttest.extras.explain.packet_files import write_packet
