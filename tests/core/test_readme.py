@@ -13,8 +13,6 @@ from documents import ROOT, blocks, commands, write_files
 from environments import make_environment, packages_but_ours, uv
 from typed import said
 
-PUBLISHED = "https://github.com/org/dist-tests"
-
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -67,21 +65,16 @@ class Newcomer:
 
 
 def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repository: Path) -> None:
-    somebody = Newcomer(
-        tmp_path,
-        GIT_CONFIG_COUNT="1",
-        GIT_CONFIG_KEY_0=f"url.file://{repository}.insteadOf",
-        GIT_CONFIG_VALUE_0=PUBLISHED,
-    )
+    somebody = Newcomer(tmp_path)
     first_screen = blocks("README.md", "Your own tests")
     write_files(first_screen, somebody.folder)
     (install, _), (run, _) = commands(first_screen)
     from_the_clone = somebody.types(install, repository)
     somebody.types("pip uninstall --yes dist-tests")
-    from_the_address = somebody.types(blocks("docs/tutorial.md", "Install")[0].text)
+    by_the_tutorial = somebody.types(blocks("docs/tutorial.md", "Install")[0].text, repository)
 
     assert "Successfully installed dist-tests-" in from_the_clone
-    assert "Successfully installed dist-tests-" in from_the_address
+    assert "Successfully installed dist-tests-" in by_the_tutorial
     for command in (run, "pytest test_mine.py"):
         ran = somebody.types(command)
         assert "2 passed" in ran, ran

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
-    """Add ``disttest init`` and ``disttest config``."""
+    """Add ``disttest init``, ``disttest adopt`` and ``disttest config``."""
+    from disttest.extras.project.adopt import adopt
     from disttest.extras.project.config import config
     from disttest.extras.project.init import init
 
-    group.add_command(config)
-    group.add_command(init)
+    for command in (init, adopt, config):
+        group.add_command(command)
