@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine import Engine, build_target, ensure_probe, kept_engine
+from launched_job import Job
 from launching import Launcher, ours
 from results_files import check_results_below
 
@@ -66,3 +67,10 @@ def launcher(engine: Engine, workspace: Path) -> Iterator[Launcher]:
 def runner_temp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all tests: the launcher's environment in it is made by the first, and found by the others."""
     return tmp_path_factory.mktemp("runner-temp")
+
+
+@pytest.fixture
+def job(engine: Engine, tmp_path: Path, workspace: Path, probe: str, runner_temp: Path) -> Iterator[Job]:
+    yield Job(engine, tmp_path, workspace, probe, runner_temp)
+    for container in ours(engine):
+        container.remove(force=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine import ROOT, Engine, docker_command
-from github_runner import ActionResult, Runner
+from engine import ROOT, docker_command
 from junitparser import JUnitXml
+from launched_job import Job, put_on_path
 from launching import ours
 
 from disttest.options.action_inputs import INPUTS
@@ -35,43 +34,6 @@ signal.signal(signal.SIGINT, leave)
 pathlib.Path("ready").touch()
 time.sleep(120)
 """
-
-
-class Job:
-    """A job on a runner whose engine is the test's."""
-
-    def __init__(self, engine: Engine, folder: Path, workspace: Path, image: str, temp: Path) -> None:
-        environment = {
-            name: value
-            for name, value in engine.environment().items()
-            if not name.startswith(("GITHUB_", "DISTTEST_", "PYTHON"))
-        }
-        environment |= {
-            "GITHUB_RUN_ID": "7",
-            "GITHUB_RUN_ATTEMPT": "1",
-            "GITHUB_JOB": "t",
-            "RUNNER_NAME": "r",
-        }
-        self.runner = Runner(folder, workspace, environment, temp=temp)
-        self.engine, self.workspace, self.image = engine, workspace, image
-
-    def run(self, **inputs: object) -> ActionResult:
-        cancel_when = inputs.pop("cancel_when", None)
-        given = {name.replace("_", "-"): str(value) for name, value in inputs.items()}
-        return self.runner.run_action(
-            ROOT, {"image": self.image, "pull": "never", **given}, cancel_when=cancel_when
-        )
-
-    def script(self, text: str) -> str:
-        (self.workspace / "program.py").write_text(text)
-        return "program.py"
-
-
-@pytest.fixture
-def job(engine: Engine, tmp_path: Path, workspace: Path, probe: str, runner_temp: Path) -> Iterator[Job]:
-    yield Job(engine, tmp_path, workspace, probe, runner_temp)
-    for container in ours(engine):
-        container.remove(force=True)
 
 
 def test_outputs_and_summary_of_a_launched_run(job: Job) -> None:
@@ -227,13 +189,6 @@ def test_hostile_words_arrive_as_they_are(job: Job) -> None:
         "`id`",
         "a\nb",
     ]
-
-
-def put_on_path(job: Job, folder: Path, does: str = 'echo "in place: $1 $DISTTEST_STEP_MODE"') -> None:
-    folder.mkdir()
-    (folder / "disttest").write_text(f"#!/bin/sh\n{does}\n")
-    (folder / "disttest").chmod(0o755)
-    job.runner.environment["PATH"] = f"{folder}:{os.environ['PATH']}"
 
 
 def snapshot(folder: Path) -> set[str]:

@@ -64,3 +64,10 @@ def wait_until(holds: Callable[[], object], what: str, limit_s: float = WAIT_S) 
         if time.monotonic() > give_up_at:
             pytest.fail(f"not within {limit_s:.0f} s: {what}")
         time.sleep(0.02)
+
+
+def copy_image(name: str, have: Engine, want: Engine, folder: Path) -> None:
+    """Give an image of one engine to another one."""
+    archive = folder / "image.tar"
+    have.docker("save", "-o", str(archive), name)
+    want.docker("load", "-i", str(archive))

@@ -30,6 +30,7 @@ from disttest.results.events import (
     WorldStarted,
 )
 from disttest.results.fold import RunResult, fold
+from disttest.results.journal import Journal
 
 EPOCH_S = 1_780_000_000.0
 """When sample runs start: 2026-05-28T20:26:40Z."""
@@ -334,3 +335,13 @@ def stopped_run() -> RunResult:
     for name in ("test_after", "test_last"):
         run.test(Outcome.NOT_RUN, name=name, message="not run: stopping", seconds=0.0)
     return run.finish()
+
+
+def write_journal(path: Path) -> None:
+    """Write the journal of a run that has had one test and is not at its end."""
+    run = SampleRun()
+    run.test(name="test_a")
+    journal = Journal(path)
+    for event in run.events:
+        journal.append(event)
+    journal.close()

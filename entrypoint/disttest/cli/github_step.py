@@ -23,6 +23,18 @@ COMMAND = "DISTTEST_STEP_COMMAND"
 """Variable set by each action.yml: ``run``, ``plan`` or ``merge``."""
 
 
+STEP_PID = "DISTTEST_STEP_PID"
+"""Variable with the process of the step: commands that its tests start must not publish."""
+
+
+def publish_failure(exit_code: int, environ: Mapping[str, str]) -> None:
+    """Publish the outputs of a step whose command ends before it has results; do nothing in other processes."""
+    if environ.get(STEP_PID) == str(os.getpid()):
+        from disttest.reports.outputs import failure_outputs, publish_outputs
+
+        publish_outputs(failure_outputs(exit_code), environ)
+
+
 @click.command(name="github-step", hidden=True, cls=RelayingCommand)
 def github_step() -> None:
     """Run the command that the action's inputs request, in this process: the runner signals a single pid."""
@@ -34,11 +46,9 @@ def github_step() -> None:
         arguments = step_arguments(command, values, in_place=in_place)
         enter(values.get("working-directory", "."))
     except DisttestError as error:
-        from disttest.reports.outputs import failure_outputs, publish_outputs
-
-        publish_outputs(failure_outputs(error.exit_code), environ)
+        publish_failure(error.exit_code, {**environ, STEP_PID: str(os.getpid())})
         raise
-    become(arguments, {**environ, **secret_variables(command, values)})
+    become(arguments, {**environ, **secret_variables(command, values), STEP_PID: str(os.getpid())})
 
 
 def check_command(name: str) -> str:

@@ -17,7 +17,7 @@ import click
 import disttest
 from disttest import github
 from disttest.cli.collection import list_command
-from disttest.cli.github_step import github_step
+from disttest.cli.github_step import github_step, publish_failure
 from disttest.cli.purposes import PURPOSES, Purpose
 from disttest.cli.report import report
 from disttest.cli.run import run_command
@@ -158,8 +158,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = command.main(args=ours, obj=rest, prog_name="disttest", standalone_mode=False)
     except DisttestError as error:
         warn(str(error))
+        publish_failure(error.exit_code, environment())
         _leave(error.exit_code)
     except click.UsageError as error:
+        publish_failure(ExitCode.USAGE, environment())
         if isinstance(error, click.NoSuchOption) and (moved := replacement_of(error.option_name)):
             warn(moved)
             _leave(ExitCode.USAGE)

@@ -69,7 +69,8 @@ class Aftermath:
         publish_outputs(run_outputs(run, folder, code), self._environ)
 
     def _folder(self) -> Path:
-        return self._results or self._working_dir / find_run((), self._working_dir)[0]
+        folder = self._results or self._working_dir / find_run((), self._working_dir)[0]
+        return folder.absolute()
 
     def _read(self, folder: Path) -> RunResult | None:
         """Read the journal of the run inside; None if it wrote none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,6 +41,7 @@ from disttest.results.conclusion import Facts, conclude
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes of ``timeout`` and of shells."""
 LIMITS_REFUSED = "[ulimit-refused]"
+_STOPPED = (SIGKILL_CODE, 128 + signal.SIGTERM)
 Say = Callable[[str], None]
 
 
@@ -78,7 +80,7 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
 def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) -> LaunchEnd:
     project = read_project(options.project) if options.project else None
     try:
-        with _engine(options, host) as client:
+        with contextlib.closing(_engine(options, host)) as client:
             me = this_process()
             _reap(client, me, host, say)
             prepared = _prepare(options, host, client, me)
@@ -86,7 +88,7 @@ def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) 
                 say(f"warning: {prepared.spec.gpus.warning}")
             ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
             prepared = _with_layers(client, prepared, options.requirements, project, say)
-            return _run(client, prepared, options, switch, say)
+            return _run(client, prepared, options, host, switch, say)
     except Interrupted as interrupted:
         code, reason = conclude(Facts(signal=interrupted.signum))
         return LaunchEnd(code=code, reason=reason)
@@ -98,14 +100,12 @@ def preview(options: LaunchOptions, host: Host) -> Prepared:
     Raises:
         DisttestError: as for :func:`launch`.
     """
-    with _engine(options, host) as client:
+    with contextlib.closing(_engine(options, host)) as client:
         return _prepare(options, host, client, this_process())
 
 
-def _engine(options: LaunchOptions, host: Host) -> contextlib.closing[docker.DockerClient]:
-    return contextlib.closing(
-        find_engine(chosen=options.engine, environ=host.environ, uid=host.uid, home=host.home)
-    )
+def _engine(options: LaunchOptions, host: Host) -> docker.DockerClient:
+    return find_engine(chosen=options.engine, environ=host.environ, uid=host.uid, home=host.home)
 
 
 def _prepare(
@@ -149,6 +149,7 @@ def _run(
     client: docker.DockerClient,
     prepared: Prepared,
     options: LaunchOptions,
+    host: Host,
     switch: SignalSwitch,
     say: Say,
 ) -> LaunchEnd:
@@ -169,6 +170,9 @@ def _run(
         )
         spec = structs.replace(spec, raise_limits=False)
         outcome = _run_container(client, structs.replace(prepared, spec=spec), switch, say)
+    if outcome.code in _STOPPED and not outcome.signum and not outcome.out_of_memory:
+        # An engine that is shut down stops its containers first: it no longer answers, which is the cause.
+        _engine(options, host).close()
     if outcome.code in (NOT_EXECUTABLE, NOT_FOUND):
         raise UsageError(
             f"image {spec.image} has no executable command disttest; build it from the released image [image-empty]"

@@ -16,6 +16,8 @@ CONTAINER_LEFT_S = 120.0
 """Time after its limit at which a running container counts as a leftover."""
 ENGINE_ANSWER_S = 60
 """Time limit of a request to the engine."""
+GIT_S = 60
+"""For git to list the files of a project."""
 REQUIREMENTS_S = 1800
 """Time limit of pip for the additional requirements of the tests."""
 HAND_BACK_S = 60

@@ -16,6 +16,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from disttest.errors import UsageError
+from disttest.extras.container.limits import GIT_S
 from disttest.model import Frozen
 from disttest.results.journal import FILE_NAME as JOURNAL
 
@@ -25,7 +26,6 @@ _LEFT_OUT = frozenset(
 )
 _MARKS = frozenset(("pyvenv.cfg", JOURNAL))
 """Files whose folder is a virtual environment, or the results of a run."""
-_GIT_S = 60
 
 
 class Project(Frozen):
@@ -136,7 +136,7 @@ def _asked_git(folder: Path) -> set[Path] | None:
     git = ("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z")
     for which in (("--cached", "--recurse-submodules"), ("--others", "--exclude-standard")):
         try:
-            done = subprocess.run((*git, *which), capture_output=True, check=True, timeout=_GIT_S)
+            done = subprocess.run((*git, *which), capture_output=True, check=True, timeout=GIT_S)
         except (OSError, subprocess.SubprocessError):
             return None
         found |= {Path(name) for name in done.stdout.decode(errors="surrogateescape").split("\0") if name}
