@@ -164,7 +164,7 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
         _refuse_without_container(inputs, values)
     if in_place or command not in IN_CONTAINER:
         return [command, *_flags([one for one in own if not one.is_for_nodes], values), *tail]
-    outer = _flags([one for one in inputs if one.launch and not one.launch.in_environment], values)
+    outer = _flags([one for one in inputs if one.launch and not one.launch.secret], values)
     inner = _flags([one for one in own if not one.launch], values)
     return ["launch", *outer, command, *inner, *tail]
 
@@ -176,19 +176,17 @@ def _refuse_without_container(inputs: Sequence[Input], values: Mapping[str, str]
         UsageError: such an input is set.
     """
     for one in inputs:
-        off = (one.default, "false") if one.launch and one.launch.is_switch else (one.default,)
-        if one.launch and one.launch.outside_container and values[one.name].lower() not in off:
+        advice = one.launch.outside_container if one.launch else ""
+        if advice and values[one.name].lower() not in (one.default, "false"):
             raise UsageError(
-                f"input {one.name}: no container is started here, as disttest is installed: {one.launch.outside_container}"
+                f"input {one.name}: no container is started here, as disttest is installed: {advice}"
             )
 
 
 def secret_variables(command: str, values: Mapping[str, str]) -> dict[str, str]:
     """Return the inputs that may hold secrets, as the variables of their options."""
-    given = [one for one in INPUTS[command] if values.get(one.name)]
-    secret = [one.own for one in given if one.own and one.own.secret]
-    secret += [one.launch for one in given if one.launch and one.launch.in_environment]
-    return {option.variable: values[option.name] for option in secret}
+    options = (option for one in INPUTS[command] if values.get(one.name) for option in (one.own, one.launch))
+    return {option.variable: values[option.name] for option in options if option and option.secret}
 
 
 def _targets(command: str, values: Mapping[str, str]) -> list[str]:

@@ -42,8 +42,6 @@ class Option(Frozen):
     """Whether its value must be on no command line of a child process and in no record."""
     shortest: int = 0
     """Minimum length of a secret value on the command line, in characters."""
-    in_environment: bool = False
-    """Whether the action passes it in a variable, because it may hold a secret and command lines are public."""
     outside_container: str = ""
     """Advice for users who give it where no container is started, which is an error; empty if nothing is lost."""
     has_variable: bool = False

@@ -14,9 +14,7 @@ from disttest.options.action_inputs import INPUTS, Input, read_inputs, secret_va
 
 def _takes_any_text(one: Input) -> bool:
     option = one.own or one.launch
-    return option is not None and not (
-        option.many or option.is_switch or option.secret or option.in_environment
-    )
+    return option is not None and not (option.many or option.is_switch or option.secret)
 
 
 HOSTILE = "$(touch x); `id` \"'\n${{ github.token }} --help -x"

@@ -341,7 +341,7 @@ def test_descriptions():
     )
     assert by_name["log-limit"].description.endswith("(default: 8m).")
     assert "true or false: mount the image read-only." == by_name["read-only"].input_description
-    assert by_name["env"].input_description.startswith("One NAME[=VALUE] a line: one more variable")
+    assert by_name["mount"].input_description.startswith("One PATH[:ro] a line: ")
     assert by_name["device"].input_description.startswith(
         "auto, cpu, cuda or emulated-cuda:N: where ranks compute"
     )

@@ -73,7 +73,7 @@ def read_options(
     *,
     workspace: Path | None,
     workdir: Path,
-    env: tuple[str, ...],
+    env: str,
     mount: tuple[str, ...],
     memory: int,
     shm_size: int,
@@ -88,7 +88,7 @@ def read_options(
         arguments=arguments,
         workspace=workspace or (given if inside else workdir),
         working_dir=workdir,
-        environment=(*host.environ.get(ENVIRONMENT, "").splitlines(), *env),
+        environment=_lines(host.environ.get(ENVIRONMENT, ""), env),
         mounts=mount,
         memory_bytes=memory,
         shm_bytes=shm_size,
@@ -96,6 +96,10 @@ def read_options(
         deadline_s=deadline,
         **asked,
     )
+
+
+def _lines(*texts: str) -> tuple[str, ...]:
+    return tuple(line.strip() for text in texts for line in text.splitlines() if line.strip())
 
 
 def render_preview(prepared: Prepared) -> str:

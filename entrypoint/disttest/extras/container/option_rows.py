@@ -111,9 +111,9 @@ OPTIONS = (
     _launch(
         "env",
         text("NAME[=VALUE]"),
-        "Further variable for the container.",
+        "Variables for the container, one NAME or NAME=VALUE a line.",
         many=True,
-        in_environment=True,
+        secret=True,
         outside_container=CONTAINED,
         inputs=_launched,
     ),
