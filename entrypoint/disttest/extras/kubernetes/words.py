@@ -81,7 +81,7 @@ _HOPELESS = {
     "ErrImageNeverPull": _NO_IMAGE,
     "CreateContainerConfigError": "A ConfigMap or Secret of the pod template does not exist",
     **dict.fromkeys(
-        _NO_START, "The agent cannot be started in the image: see --image and the setting node-command"
+        _NO_START, "The image cannot start the agent; check --image and the setting node-command"
     ),
 }
 """Reasons of waiting containers that do not pass."""
