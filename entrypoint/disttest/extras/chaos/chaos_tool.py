@@ -12,16 +12,18 @@ from typing import Any
 from disttest.clock import monotonic
 from disttest.extras.chaos.case import BaselineCall, ChaosCase
 from disttest.extras.chaos.inject import InjectedError, inject
-from disttest.extras.chaos.numbers import numbers_of
 from disttest.extras.chaos.seen import ChaosSeen, SeenError
 from disttest.model import SeenCall
-from disttest.observe import Call, Group, Tool, Wait, as_text
+from disttest.observe import Call, Group, Tool, Wait, as_text, spec_of
 from disttest.observe.operations import title_of
+from disttest.outgoing import outgoing
 
 _MOST_CALLS = 50_000
 _MOST_ERRORS = 50
 _LONGEST = 2000
 """Characters kept of an exception's text."""
+_MOST_SHOWN = 8
+"""Elements of a tensor that are shown as numbers; larger tensors are shown by their digest."""
 
 
 class ChaosTool(Tool):
@@ -161,3 +163,28 @@ def _baseline_call(call: Call) -> BaselineCall:
         tag=call.tag,
         shown=SeenCall(what=name, file=call.site.file, line=call.site.line, decides=True),
     )
+
+
+def numbers_of(properties: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Map each name to its value as text; equal texts mean equal values, to the bit.
+
+    Args:
+        properties: arguments of ``record_property``; the last value of a name counts.
+    """
+    return {outgoing.text(str(name)): outgoing.text(_describe_value(value)) for name, value in properties}
+
+
+def _describe_value(value: Any) -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        from disttest.observe.memory import digest_of
+
+        whole = value.detach().cpu()
+        whole = whole if whole.layout is torch.strided else whole.to_dense()
+        if whole.numel() <= _MOST_SHOWN:
+            return repr(whole.tolist())
+        return f"{spec_of(whole)} with digest {digest_of([whole]):08x}"
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001  # the repr is the test's code
+        return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"

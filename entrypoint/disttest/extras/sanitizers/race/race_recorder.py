@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -14,7 +16,6 @@ import msgspec
 import disttest
 from disttest.extras.sanitizers.order.order_recorder import sign
 from disttest.extras.sanitizers.order.order_words import describe
-from disttest.extras.sanitizers.race.memory_edges import edges_of, is_between
 from disttest.extras.sanitizers.race.policy import Policy
 from disttest.extras.sanitizers.race.race_kinds import RaceKind
 from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
@@ -317,3 +318,23 @@ def _hands_on(frame: FrameType) -> bool:
     code = frame.f_code
     ours = code.co_filename.startswith(_OURS)
     return ours or code.co_name == "__torch_dispatch__" or code.co_filename.endswith(_DISPATCHING)
+
+
+def edges_of(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the sorted edges of the union of some ranges.
+
+    Args:
+        ranges: pairs of the first address and the one behind the last.
+    """
+    edges: list[int] = []
+    for start, end in sorted(ranges):
+        if edges and start <= edges[-1]:
+            edges[-1] = max(edges[-1], end)
+        else:
+            edges += (start, end)
+    return edges
+
+
+def is_between(edges: Sequence[int], address: int) -> bool:
+    """Whether an address is in a range."""
+    return bisect_right(edges, address) % 2 == 1
