@@ -117,7 +117,7 @@ class Plugins:
             PluginError: it has a hook that does not exist, or that has other arguments.
         """
         if name.startswith(_CORE):
-            raise PluginError(f"plugin {name}: names that begin with {_CORE} are those of the core")
+            raise PluginError(f"plugin {name}: names that begin with {_CORE} are reserved for the core")
         try:
             self._check(plugin, name)
             self._manager.register(plugin, name)
@@ -137,10 +137,10 @@ class Plugins:
                 continue
             options = self._manager.parse_hookimpl_opts(plugin, hook)
             if options is None:
-                raise PluginError(f"plugin {name}: {hook} lacks @hookimpl, so nobody would call it")
+                raise PluginError(f"plugin {name}: {hook} lacks @hookimpl, so it would never be called")
             if hook in hookspecs.WRAPPED and not options["wrapper"]:
                 raise PluginError(
-                    f"plugin {name}: {hook} needs @hookimpl(wrapper=True): the core has the one that is wrapped"
+                    f"plugin {name}: {hook} needs @hookimpl(wrapper=True): the core has the implementation that plugins wrap"
                 )
 
     def remove(self, name: str) -> None:
@@ -195,7 +195,7 @@ class Plugins:
                 changed = implementation.function(**{argument: value})
             if changed is not None and not isinstance(changed, type(value)):
                 raise PluginError(
-                    f"plugin {implementation.plugin_name} returned something else from {hook}: "
+                    f"plugin {implementation.plugin_name} returned a wrong value from {hook}: "
                     f"a {type(value).__name__} or None is needed"
                 )
             value = value if changed is None else changed
@@ -255,7 +255,7 @@ class Plugins:
         for name, result in found:
             if not isinstance(result, type_):
                 raise PluginError(
-                    f"plugin {name} returned something else from {hook}: a {type_.__name__} is needed"
+                    f"plugin {name} returned a wrong value from {hook}: a {type_.__name__} is needed"
                 )
         return {name.rpartition(".")[2]: result for name, result in found}
 
@@ -310,7 +310,7 @@ def _checked(plugin: str, hook: str, found: Any, type_: type[T]) -> Sequence[T]:
     if isinstance(found, (list, tuple)) and all(isinstance(item, type_) for item in found):
         return found
     raise PluginError(
-        f"plugin {plugin} returned something else from {hook}: a list of {type_.__name__} is needed"
+        f"plugin {plugin} returned a wrong value from {hook}: a list of {type_.__name__} is needed"
     )
 
 
@@ -318,7 +318,7 @@ def _checked_mapping(plugin: str, hook: str, found: Any, type_: type[T]) -> dict
     if isinstance(found, dict) and all(isinstance(k, str) and isinstance(v, type_) for k, v in found.items()):
         return found
     raise PluginError(
-        f"plugin {plugin} returned something else from {hook}: a dict of {type_.__name__} by name is needed"
+        f"plugin {plugin} returned a wrong value from {hook}: a dict of {type_.__name__} by name is needed"
     )
 
 

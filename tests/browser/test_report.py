@@ -344,7 +344,7 @@ def proven(tmp_path_factory):
     sample.test(
         Outcome.FAILED,
         name="test_waits",
-        message="deadlock: no rank can go on",
+        message="deadlock: no rank can continue",
         sections={"deadlock": cause_of(deadlock).section},
     )
     sample.test(Outcome.FAILED, name="test_replicas", message="they part", findings=(parted_replicas(),))

@@ -521,7 +521,7 @@ def test_a_torch_without_cuda_runs_on_the_cpu_unless_gpus_were_asked_for(fake, o
 @pytest.mark.parametrize(
     ("facts", "given", "error", "message"),
     [
-        (fakes.plain(2), {"gpus": "3"}, NotEnoughDevices, "3 GPUs were asked for and 2 can be used"),
+        (fakes.plain(2), {"gpus": "3"}, NotEnoughDevices, "3 GPUs were requested, and 2 can be used"),
         (fakes.plain(2), {"gpus": "GPU-x"}, NotEnoughDevices, "this machine has no GPU GPU-x; see"),
         (fakes.driver(0), {"device": "cuda"}, NotEnoughDevices, "--device cuda needs a GPU"),
         (fakes.driver(0), {"gpus": "all"}, NotEnoughDevices, "--gpus needs a GPU"),

@@ -112,7 +112,7 @@ def test_gives_up_in_time_and_says_why(fake, leaser):
 def test_more_than_there_are_is_refused_at_once(fake, leaser):
     time = Time()
 
-    with pytest.raises(NotEnoughDevices, match="3 GPUs were asked for and 2 of 2 can be used"):
+    with pytest.raises(NotEnoughDevices, match="3 GPUs were requested, and 2 of 2 can be used"):
         leaser(fake(fakes.plain(2)), time=time).take(Request(count=3))
     assert time.now == 0.0
 

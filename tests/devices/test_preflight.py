@@ -65,8 +65,8 @@ def test_one_device_has_no_pair_but_a_collective_of_one():
 FAULTS = (
     ("wrong_matmul", "matmul", "a matrix product is off by"),
     ("flaky_matmul", "matmul", "the same matrix product came out differently"),
-    ("stuck_bit", "memory", "words did not keep what was written"),
-    ("slow_clock", "timing", "its clock says"),
+    ("stuck_bit", "memory", "words changed after they were written"),
+    ("slow_clock", "timing", "its clock measured"),
     ("hang@context", "context", "gave no answer within"),
     ("crash@allocate", "allocate", "SIGSEGV"),
     ("leave@copy", "copy", "the worker ended"),

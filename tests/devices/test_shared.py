@@ -18,7 +18,7 @@ from disttest.host.leases.quarantine import QuarantineNotes
 from disttest.host.leases.queue import join_queue, leave_queue, tickets_ahead
 from disttest.host.shared import SharedFolder
 
-ADVICE = "Give one for leases alone that all runners of this host may write to, with DISTTEST_LEASE_DIR (chmod 1777)."
+ADVICE = "Set DISTTEST_LEASE_DIR to a directory for leases only that all runners of this host can write to (chmod 1777)."
 IMPORTS = """
 import sys
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_a_directory_with_other_files_is_refused_and_keeps_its_mode(tmp_path):
         LockDirectory(home)
 
     assert str(refused.value) == (
-        f"the lease directory {home} cannot be used: it holds files that are no leases ('.bashrc'). {ADVICE}"
+        f"the lease directory {home} cannot be used: it contains files that are not leases ('.bashrc'). {ADVICE}"
     )
     assert mode(home) == 0o700
     assert [path.name for path in home.iterdir()] == [".bashrc"]

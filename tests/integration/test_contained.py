@@ -167,7 +167,7 @@ def test_processes_of_a_test_are_named_and_ended(ended):
         next(test.attempts[0] for test in ended.run.tests if test.test.name == name)
         for name in ("test_waits_for_a_dead_child", "test_waits_for_ranks")
     )
-    assert "was killed by SIGSEGV, and nobody waited for it" in dead.message
+    assert "was killed by SIGSEGV, and the test did not wait for it" in dead.message
     assert "(rank 1, " in waiting.ranks[0].stacks
 
 

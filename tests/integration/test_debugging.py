@@ -205,9 +205,9 @@ def test_without_a_terminal_the_way_to_one_is_told(lab):
 
     refused = lab.run("run", "test_suite.py", "--debug-rank", "1")
     assert 4 == refused.exit_code
-    assert "--debug-rank needs a terminal, and standard input is none" in refused.output
+    assert "--debug-rank needs a terminal, but standard input is not one" in refused.output
     ended = lab.run("run", "test_suite.py", "-k", "stops")
     assert (
-        "breakpoint() in a rank, whose output is a log: run the test at a terminal with --debug-rank K"
+        "breakpoint() in a rank needs a terminal, but ranks write to logs: run the test at a terminal with --debug-rank K"
         in (ended.result("test_stops").message)
     )

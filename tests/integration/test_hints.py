@@ -83,7 +83,7 @@ def test_what_users_see(ended):
     for test in ("test_own_rank", "test_no_rank"):
         assert not ended.result(test).outcome.is_bad, ended.result(test).message
     assert (
-        "hidden from the tests, since torchrun set them for ranks of its own: RANK, LOCAL_RANK, WORLD_SIZE"
+        "hidden from the tests, because torchrun set them for its own ranks: RANK, LOCAL_RANK, WORLD_SIZE"
         in ended.output
     )
-    assert "since srun set them for ranks of its own: SLURM_PROCID, SLURM_NTASKS" in ended.output
+    assert "since srun set them for its own ranks: SLURM_PROCID, SLURM_NTASKS" in ended.output

@@ -48,6 +48,6 @@ def test_nonsense_in_it_is_a_usage_error_that_names_file_and_key(project):
     lab = project("timeuot = 5")
     for ended in (lab.run("proj/test_x.py"), lab.pytest("proj/test_x.py")):
         assert ended.exit_code == 4
-        assert "proj/pyproject.toml: [tool.disttest] timeuot: there is no such setting" in ended.output
+        assert "proj/pyproject.toml: [tool.disttest] timeuot: unknown setting" in ended.output
         assert "did you mean timeout?" in ended.output
         assert "Traceback" not in ended.output

@@ -46,7 +46,7 @@ def test_a_death_that_nobody_waits_for_is_told_once_and_with_the_rank(child: sub
 
     (said,) = _look(below, child)
     assert said.startswith(f"process {child.pid} (rank 3, {Path(sys.executable).name} -c import sys;")
-    assert said.endswith("was killed by SIGKILL, and nobody waited for it")
+    assert said.endswith("was killed by SIGKILL, and the test did not wait for it")
     assert [] == _look(below, child)
 
 

@@ -69,7 +69,7 @@ def test_a_named_call_refuses_what_is_not_of_the_type():
     plugins.add(plugin(disttest_watch_ranks=lambda settings: "a watch"), "mine")
 
     with pytest.raises(
-        PluginError, match="plugin mine returned something else from disttest_watch_ranks: a dict is needed"
+        PluginError, match="plugin mine returned a wrong value from disttest_watch_ranks: a dict is needed"
     ):
         plugins.named("disttest_watch_ranks", dict, settings=None, size=2, evidence=None)
 
@@ -182,7 +182,7 @@ def test_what_a_hook_must_not_return_is_refused_with_the_plugin(returned):
     plugins = Plugins(BUILT_IN)
     plugins.add(plugin(disttest_doctor_checks=lambda: returned), "mine")
 
-    with pytest.raises(PluginError, match="plugin mine returned something else from disttest_doctor_checks"):
+    with pytest.raises(PluginError, match="plugin mine returned a wrong value from disttest_doctor_checks"):
         plugins.items("disttest_doctor_checks", int)
 
 
@@ -213,7 +213,7 @@ def test_hooks_that_nobody_would_call_are_refused():
     plugins = Plugins(("disttest.core.protocol",))
     plugins.add_core(plugin(disttest_rank_test=lambda test: True), "protocol")
     assert plugins.has("disttest_rank_test")
-    with pytest.raises(PluginError, match="are those of the core"):
+    with pytest.raises(PluginError, match="are reserved for the core"):
         Plugins().add(plugin(), "disttest.core.protocol")
 
 

@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             and _asked([error.ctx.info_name or ""]).collects
         ):
             warn(
-                f"options of pytest stand behind --, as in: disttest {error.ctx.info_name} PATH -- {error.option_name}"
+                f"put options of pytest after --, as in: disttest {error.ctx.info_name} PATH -- {error.option_name}"
             )
         _leave(ExitCode.USAGE)
     except click.Abort:

@@ -287,7 +287,7 @@ def _run_here(
     """Return the result, and whether failures must still be printed in full."""
     hidden = plugin_manager().mapping("disttest_hidden_variables", tuple, environ=environment())
     for launcher, names in hidden.items():
-        warn(f"hidden from the tests, since {launcher} set them for ranks of its own: {', '.join(names)}")
+        warn(f"hidden from the tests, because {launcher} set them for its own ranks: {', '.join(names)}")
         remove_from_environment(names)
     options, selection = request.options, request.selection
     needs_terminal = plugin_manager().call("disttest_needs_terminal", request=request)

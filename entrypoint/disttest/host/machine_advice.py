@@ -81,10 +81,12 @@ MACHINE_ADVICE = AdviceTable(
         "",
         "Reset the GPUs and the fabric manager; if links stay down, have the board checked.",
     ),
-    Known("slow-gpu", "", "Check cooling and power; timings of this host are not to be trusted."),
+    Known("slow-gpu", "", "Check cooling and power; timings of this host are unreliable."),
     Known("memlock", "", "Start the container with --ulimit memlock=-1."),
     Known("open-files", "", "Raise the limit: --ulimit nofile=65536, or ulimit -n."),
-    Known("small-memory", "", "Give the container more memory, or run fewer worlds side by side (--slots)."),
+    Known(
+        "small-memory", "", "Give the container more memory, or run fewer worlds at the same time (--slots)."
+    ),
     Known("torch-unusable", "", "Install torch for this machine, and see the message."),
     Known(
         "numpy-unusable",
@@ -94,13 +96,13 @@ MACHINE_ADVICE = AdviceTable(
     Known(
         "gpu-missing-in-torch",
         r"GPU .* is missing: torch sees",
-        "Ask disttest doctor which GPU does not answer; leave it out with --gpus, or reboot the host.",
+        "Run disttest doctor to find the GPU that does not answer; leave it out with --gpus, or reboot the host.",
     ),
     Known("torch-without-kernels", "", "Install a torch that was built for this GPU."),
     Known(
         "gpu-quarantined",
         "",
-        "No run takes it; a disttest doctor that finds it in order lifts this, and so does a reboot.",
+        "Runs do not use it. Repair it and run disttest doctor, or reboot, to release it.",
     ),
     Known("shm-litter", "", "Remove what no process uses: disttest doctor --clean."),
     Known(

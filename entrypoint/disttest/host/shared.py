@@ -56,7 +56,7 @@ class SharedFolder:
         if not names:
             os.close(self.open(_MARK))
         elif _MARK not in names:
-            return f"it holds files that are no leases ({min(names)!r})"
+            return f"it contains files that are not leases ({min(names)!r})"
         return ""
 
     def open(self, name: str) -> int:
@@ -147,7 +147,7 @@ def refusal(path: Path, reason: str | None) -> UsageError:
     """Return the error for a lease directory that cannot be used."""
     return UsageError(
         f"the lease directory {path} cannot be used: {reason}. "
-        "Give one for leases alone that all runners of this host may write to, with DISTTEST_LEASE_DIR (chmod 1777)."
+        "Set DISTTEST_LEASE_DIR to a directory for leases only that all runners of this host can write to (chmod 1777)."
     )
 
 
@@ -173,7 +173,7 @@ def _wrong_with(found: os.stat_result) -> str:
     if found.st_mode & stat.S_ISVTX:
         return ""
     if found.st_mode & stat.S_IWOTH:
-        return "everybody may replace the files of others in it (its mode lacks the sticky bit)"
+        return "every user may replace other users' files in it (its mode lacks the sticky bit)"
     if found.st_uid not in (0, os.geteuid()):
         return f"it belongs to user {found.st_uid} alone (its mode lacks the sticky bit)"
     return ""

@@ -24,5 +24,5 @@ def too_old(version_of: Callable[[str], str] = version) -> str:
         except PackageNotFoundError:  # a project without torch
             continue
         if Version(found).release < Version(oldest).release:
-            return f"{name} {found} is older than disttest runs with: install {name} {oldest} or later"
+            return f"{name} {found} is too old for disttest: install {name} {oldest} or later"
     return ""

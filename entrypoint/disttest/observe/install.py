@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLIND_SPOTS = (
     "calls on a Backend object, past its process group",
     "symmetric memory and torchcomms",
-    "RPC, whose calls are no collectives (waits for its futures are seen)",
+    "RPC, whose calls are not collectives (waits for its futures are seen)",
     "waits in C++: the end of DDP's backward pass, constructors, coalesced works",
     "waits for a GPU other than item(), cpu(), to(), tolist() and synchronize()",
     "which reduction a call of C++ asks for, unless it is a functional collective",

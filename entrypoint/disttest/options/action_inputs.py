@@ -156,8 +156,8 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
     if command == "run" and values.get("launcher"):
         if not in_place:
             raise UsageError(
-                f"input launcher: {values['launcher']!r} is reached from the runner itself, so disttest and what the "
-                "tests import have to be installed there (in-place: always)"
+                f"input launcher: {values['launcher']!r} is contacted from the runner: install disttest and the "
+                "packages of the tests there (in-place: always)"
             )
         return [command, *_flags(own, values), *tail]
     if in_place and command in IN_CONTAINER:

@@ -106,7 +106,7 @@ def _not_a_setting(key: str) -> str:
         return moved.replace("--", "")
     near = difflib.get_close_matches(key, FILE_OPTIONS, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"there is no such setting; {hint}there are {', '.join(FILE_OPTIONS)}"
+    return f"unknown setting; {hint}known settings: {', '.join(FILE_OPTIONS)}"
 
 
 def _text(option: Option, value: object, where: str, folder: Path) -> str:

@@ -112,7 +112,7 @@ def _modules(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"{name!r} is no name of a module, such as transformers or scipy.stats")
+            raise UsageError(f"{name!r} is not the name of a module, such as transformers or scipy.stats")
     return names
 
 

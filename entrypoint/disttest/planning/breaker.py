@@ -22,7 +22,7 @@ _SIGNS = (
     (r"uncorrectable ECC|cudaErrorECC|ECC error", "an uncorrectable memory error"),
     (r"GPU is lost|fell off the bus|NVML_ERROR_GPU_IS_LOST|cudaErrorDevicesUnavailable", "a lost GPU"),
     (r"CUDA-capable device\(s\) is/are busy or unavailable", "a GPU that is busy or unavailable"),
-    (r"no CUDA-capable device is detected|No CUDA GPUs are available", "no GPU to be seen"),
+    (r"no CUDA-capable device is detected|No CUDA GPUs are available", "no visible GPU"),
     (r"GPU \S+ is missing: torch sees", "a missing GPU"),
     (r"CUDA error: (unknown error|unspecified launch failure|initialization error)", "a CUDA error"),
     (r"CUDA error: (an illegal instruction|hardware stack error|the launch timed out)", "a CUDA error"),

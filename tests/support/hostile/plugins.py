@@ -58,7 +58,7 @@ def path_with_plugins(lab: Lab) -> str:
 def _xdist_under_the_command(lab: Lab) -> None:
     lab.write(test_mixed=TESTS)
     path = path_with_plugins(lab)
-    said = "disttest: -n 2 of pytest-xdist is ignored: slots do that work (--slots)"
+    said = "disttest: -n 2 of pytest-xdist is ignored: use slots (--slots)"
     for words, ini in ((("--", "-n", "2"), ""), ((), "[pytest]\naddopts = -n 2\n")):
         (lab.folder / "pytest.ini").write_text(ini or "[pytest]\n")
         ended = lab.run("test_mixed.py", *words, PYTHONPATH=path)

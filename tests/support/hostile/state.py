@@ -206,7 +206,7 @@ def _plain_copy_stays(lab: Lab) -> None:
         assert (SHM / name).exists(), "a file of somebody else was deleted"
         notes = [str(note) for note in ended.run.notes if name in str(note)]
         assert len(notes) == 1 and "test_innocent[2xgloo] ran then" in notes[0], ended.run.notes
-        assert "Who made them is not known, so they stay" in notes[0]
+        assert "Their owner is not known, so they are kept" in notes[0]
         assert not ended.result("test_innocent").notes, "an innocent test is accused"
     finally:
         (SHM / name).unlink(missing_ok=True)

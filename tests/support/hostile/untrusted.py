@@ -63,7 +63,7 @@ def _a_home_is_no_lease_directory(lab: Lab) -> None:
     ended = lab.run("doctor", "--lease-dir", str(home))
 
     assert ended.exit_code == 4, ended.output
-    assert "it holds files that are no leases" in ended.output
+    assert "it contains files that are not leases" in ended.output
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     assert [path.name for path in home.iterdir()] == [".bashrc"]
 

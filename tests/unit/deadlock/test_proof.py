@@ -1,4 +1,4 @@
-"""What is a proof that no rank can go on, and what is none."""
+"""What is a proof that no rank can continue, and what is none."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ SEES_BOTH = msgspec.structs.replace(TORCH, devices=("NVIDIA H100", "NVIDIA H100"
             {},
             msgspec.structs.replace(TORCH, devices=("NVIDIA H100",)),
             "torch sees 1 of the 2 GPUs of this run (torch 2.13.0+cu130 was built for CUDA 13.0, "
-            "driver 580.65 serves up to CUDA 13.0). Ask disttest doctor which GPU does not answer; "
+            "driver 580.65 serves up to CUDA 13.0). Run disttest doctor to find the GPU that does not answer; "
             "leave it out with --gpus, or reboot the host. (docs/errors.md#gpu-missing-in-torch)",
         ),
         (

@@ -26,9 +26,9 @@ def test_what_is_new_enough_is_no_word_worth(torch):
 
 
 def test_what_is_too_old_is_named_with_the_remedy():
-    expected = "torch 2.5.1+cu124 is older than disttest runs with: install torch 2.9 or later"
+    expected = "torch 2.5.1+cu124 is too old for disttest: install torch 2.9 or later"
     assert too_old(versions(torch="2.5.1+cu124", pytest="9.2.0")) == expected
-    assert too_old(versions(pytest="8.1.2")).startswith("pytest 8.1.2 is older")
+    assert too_old(versions(pytest="8.1.2")).startswith("pytest 8.1.2 is too old")
 
 
 def test_what_is_not_installed_is_not_old():

@@ -68,7 +68,7 @@ def test_with_a_launcher_the_run_is_in_place_and_the_image_is_the_nodes() -> Non
         "run", "--launcher=slurm", "--nodes=2", "--partition=gpu", "--scheduler-args=--qos=ci --mem=64G",
         "--container=docker", "--pass-env=A", "--pass-env=B", "--image=ours", "--mount=/data:/data:ro", "ddp",
     ]  # fmt: skip
-    with pytest.raises(UsageError, match="input launcher: 'slurm' is reached from the runner itself"):
+    with pytest.raises(UsageError, match="input launcher: 'slurm' is contacted from the runner"):
         step_arguments("run", values, in_place=False)
 
 

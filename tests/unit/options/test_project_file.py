@@ -75,9 +75,9 @@ def test_no_file_no_settings(tmp_path):
         ('timeout = "soon"', "timeout: 'soon' is not a number of seconds above 0"),
         ("timeout = 1979-05-27", "timeout: datetime.date"),
         ("seed = {a = 1}", "is not N"),
-        ("timeuot = 3", "timeuot: there is no such setting; did you mean timeout?"),
+        ("timeuot = 3", "timeuot: unknown setting; did you mean timeout?"),
         ('mask = "x"', "use the variable DISTTEST_MASK"),
-        ('launcher = "slurm"', "launcher: there is no such setting"),
+        ('launcher = "slurm"', "launcher: unknown setting"),
         ("seed = ", "is not valid TOML"),
     ],
 )

@@ -277,8 +277,8 @@ def test_a_log_is_linked_as_a_file_whatever_its_name():
     [
         ("rank 1 failed: ValueError: boom", "rank 1 failed: ValueError: boom", ""),
         (
-            f"deadlock: no rank can go on: rank 0 {'waits ' * 20}",
-            "deadlock: no rank can go on",
+            f"deadlock: no rank can continue: rank 0 {'waits ' * 20}",
+            "deadlock: no rank can continue",
             "rank 0 waits",
         ),
         ("x" * 120, f"{'x' * 99}…", f"…{'x' * 21}"),

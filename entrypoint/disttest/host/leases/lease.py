@@ -308,7 +308,7 @@ def _check_enough(request: Request, states: Sequence[SlotState]) -> None:
         return
     reasons = "; ".join(f"{state.label}: {state.obstacle}" for state in states if state.permanent)
     raise NotEnoughDevices(
-        f"{request.count} GPUs were asked for and {len(usable)} of {len(states)} can be used"
+        f"{request.count} GPUs were requested, and {len(usable)} of {len(states)} can be used"
         + (f": {reasons}" if reasons else "")
         + ". Ask for fewer, run on CPU with --device cpu, or see disttest doctor."
     )

@@ -42,7 +42,7 @@ class Sweep:
             more = [f"{len(told) - _MOST_NAMED} more"] if len(told) > _MOST_NAMED else []
             names = ", ".join([*told[:_MOST_NAMED], *more])
             yield (
-                f"new in shared memory, and in no use: {names}. Who made them is not known, so they stay",
+                f"new and unused in shared memory: {names}. Their owner is not known, so they are kept",
                 "",
             )
 

@@ -103,7 +103,7 @@ class Bench:
             torch.bitwise_xor(address, pattern, out=block)
             self.synchronize()
             bad = int((block.bitwise_xor_(pattern) != address).sum().item())
-            self.expect(bad == 0, f"{bad} of {words} words did not keep what was written")
+            self.expect(bad == 0, f"{bad} of {words} words changed after they were written")
         return words * 8 / MIB, "MiB"
 
     def timing(self) -> Measure:
@@ -112,7 +112,10 @@ class Bench:
         started_s = time.perf_counter()
         measured_s = self.timed(lambda: work.mul_(1.0))
         wall_s = time.perf_counter() - started_s
-        self.expect(0 < measured_s <= wall_s * 1.5, f"its clock says {measured_s:.2e} s, ours {wall_s:.2e} s")
+        self.expect(
+            0 < measured_s <= wall_s * 1.5,
+            f"its clock measured {measured_s:.2e} s, the host's clock {wall_s:.2e} s",
+        )
         return measured_s * 1e3, "ms"
 
     def timed(self, work: Callable[[], object]) -> float:

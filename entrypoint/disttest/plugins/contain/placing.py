@@ -88,7 +88,7 @@ def _why_not(file: Path, items: Iterable[pytest.Item]) -> str:
     for item in items:
         for name in _COLLECTING:
             if name in getattr(item, "fixturenames", ()):
-                return f"its tests use the fixture {name}, which tells of them in the pytest process"
+                return f"its tests use the fixture {name}, which reports them in the pytest process"
     try:
         asks = bool(_ASKING.search(file.read_text(encoding="utf-8", errors="replace")))
     except OSError:

@@ -78,7 +78,7 @@ class Descendants:
         how = (
             f"was killed by {signal_name(ended.signal)}" if ended.signal else f"exited with code {ended.code}"
         )
-        return f"{self._names.get(pid, f'process {pid}')} {how}, and nobody waited for it"
+        return f"{self._names.get(pid, f'process {pid}')} {how}, and the test did not wait for it"
 
 
 def _with_role(name: str, file: Path) -> str:

@@ -34,7 +34,7 @@ def expect_deadlock(match: str = "") -> Iterator[None]:
     try:
         re.compile(match)
     except re.error as error:
-        raise ValueError(f"match={match!r} is no regular expression: {error}") from None
+        raise ValueError(f"match={match!r} is not a valid regular expression: {error}") from None
     if _expect is None:
         pytest.skip("expect_deadlock needs ranks on one machine, and --deadlock fail or report")
     _expect(match)

@@ -22,7 +22,7 @@ class DeadlockRule(StrEnum):
 DEADLOCK = of_every_run(
     "deadlock",
     member_of(DeadlockRule),
-    "A test in which no rank can go on: fail at once, report it and wait for the limit, or do not look (off).",
+    "A test in which no rank can continue: fail immediately, report it and wait for the limit, or do not check (off).",
     default=DeadlockRule.FAIL,
     repeated=True,
 )

@@ -60,18 +60,18 @@ class _Rest(Frozen):
 _MOST_PARTS = 8
 
 _ADVICE = {
-    DeadlockKind.FINISHED: "Every rank of a group has to make its calls: look for a branch, a loop or an early return that "
+    DeadlockKind.FINISHED: "Every rank of a group must make its calls: look for a branch, a loop or an early return that "
     "differs.",
-    DeadlockKind.MISMATCH: "Ranks have to call the same things in one order, with tensors of the same size: look for a branch "
+    DeadlockKind.MISMATCH: "Ranks must make the same calls in the same order, with tensors of the same size: look for a branch "
     "that differs before these lines, or for a length that each rank computes from its own data.",
-    DeadlockKind.ROOTS: "All ranks have to name the same root (src, dst): it is a rank of the default group.",
-    DeadlockKind.GROUPS: "Use groups in one order on all ranks that share them, or wait for the handles later.",
-    DeadlockKind.CYCLE: "Ranks have to make their calls in an order in which each one meets its partner.",
+    DeadlockKind.ROOTS: "All ranks must name the same root (src, dst), which is a rank of the default group.",
+    DeadlockKind.GROUPS: "Use groups in the same order on all ranks that share them, or wait for the handles later.",
+    DeadlockKind.CYCLE: "Order the calls of the ranks so that each call meets its partner.",
     DeadlockKind.POINT_TO_POINT: "A send waits for its receive: let one side receive first, or use batch_isend_irecv. "
-    "Peer, tag and group have to be the same on both sides.",
-    DeadlockKind.STORE: "Nobody is left to set the key: set it before waiting for anything that depends on it.",
-    DeadlockKind.ALONE: "Process groups are made by all ranks in one order, by those that will not be members too "
-    "(or with use_local_synchronization).",
+    "Peer, tag and group must be the same on both sides.",
+    DeadlockKind.STORE: "No running rank can set the key: set it before waiting for anything that depends on it.",
+    DeadlockKind.ALONE: "All ranks must create process groups in the same order, also groups that they do not join "
+    "(or set use_local_synchronization).",
 }
 
 

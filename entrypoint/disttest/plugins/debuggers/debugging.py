@@ -89,8 +89,8 @@ def _pass_by(*_arguments: Any, **_named: Any) -> None:
 
 def _refuse(*_arguments: Any, **_named: Any) -> NoReturn:
     raise RuntimeError(
-        "breakpoint() in a rank, whose output is a log: run the test at a terminal with --debug-rank K (or with --pdb), "
-        "or with --debugpy PORT"
+        "breakpoint() in a rank needs a terminal, but ranks write to logs: "
+        "run the test at a terminal with --debug-rank K (or with --pdb), or with --debugpy PORT"
     )
 
 

@@ -62,7 +62,7 @@ def terminal_of(config: pytest.Config, options: RunOptions) -> str:
     except OSError:
         if not is_named or config.getoption("disttest_rank"):
             return ""
-        raise UsageError("--debug-rank needs a terminal, and standard input is none") from None
+        raise UsageError("--debug-rank needs a terminal, but standard input is not one") from None
 
 
 def _stdin(config: pytest.Config) -> int:

@@ -235,6 +235,6 @@ def _give_up(inner: Callable[..., Any], error: BaseException, drawn: dict[str, A
     arguments = ", ".join(f"{name}={value!r}" for name, value in drawn.items())
     error.add_note(
         f"Falsifying example: {inner.__name__}({arguments})\n"
-        "(as it was drawn: this rank cannot make it smaller alone, and the others wait for it in the example)"
+        "(as drawn: this rank cannot shrink it alone, because the others wait for it in the example)"
     )
     raise _FoundError(error) from None

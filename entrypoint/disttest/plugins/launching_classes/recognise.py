@@ -74,8 +74,8 @@ def world_of(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWor
 def _shape(item: pytest.Item, found: Hosted, options: RunOptions, host: TargetHost) -> WorldShape:
     if shape_of(item) is not None:
         raise UsageError(
-            f"{item.nodeid}: a world_size mark on a test whose class starts its ranks by itself; "
-            "set the world_size of the class instead"
+            f"{item.nodeid} has a world_size mark, but its class starts the ranks: "
+            "remove the mark and set world_size in the class"
         )
     # Such a class chooses its own backends. Unless it is marked, it may need all devices of the run.
     device = marked_device(item) or host.device
@@ -94,7 +94,7 @@ def _new_ranks_because(
         return None
     reasons = {
         "marked fresh_world": closest_mark(item, "fresh_world") is not None,
-        "each repetition is an attempt of its own": options.repeat > 1,
+        "each repetition is a separate attempt": options.repeat > 1,
         "--flaky=fail": options.flaky is FlakyRule.FAIL,
         "ranks are debugged": options.is_debugged,
         by_plugin: bool(by_plugin),

@@ -152,7 +152,7 @@ def foreign_record(rank: int, code: int | None, after_s: float, traceback: str =
             failed_after_s=after_s,
         )
     failed = code == TEST_ERROR
-    unsaid = f"exited with code {code}; its own output says why"
+    unsaid = f"exited with code {code}; its output gives the reason"
     return RankRecord(
         rank=rank,
         end=RankEnd.REPORTED,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pytest
 
 NO_WORLDS_IN_WORKERS = (
-    "pytest-xdist cannot run worlds: leave -n out (or give -n 0); disttest runs them side by side itself"
+    "pytest-xdist cannot run worlds: remove -n (or give -n 0); disttest runs worlds in parallel itself"
 )
 _OF_THE_CONTROLLER = (
     "pytest_forked",  # a rank is a process already, and its fork is no rank
@@ -67,8 +67,8 @@ def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -
     notes = _overruled(config)
     if measured and config.pluginmanager.hasplugin("benchmark"):
         count = "1 test" if len(measured) == 1 else f"{len(measured)} tests"
-        where = "which it makes of what ran in this process: the ranks measured each for itself"
-        notes.append(f"pytest-benchmark: {count} with a world not in its table, {where}")
+        why = "which lists tests of the pytest process only: each rank measures for itself"
+        notes.append(f"pytest-benchmark: {count} with a world not in its table, {why}")
     return notes
 
 
@@ -114,7 +114,7 @@ def _overrule_xdist(config: pytest.Config) -> None:
         return
     asked.numprocesses, asked.distload, asked.dist, asked.tx = 0, False, "no", []
     word = f"-n {processes}" if processes else "distribution"
-    setattr(asked, _OVERRULED, f"{word} of pytest-xdist is ignored: slots do that work (--slots)")
+    setattr(asked, _OVERRULED, f"{word} of pytest-xdist is ignored: use slots (--slots)")
 
 
 def _overruled(config: pytest.Config) -> list[str]:

@@ -44,7 +44,7 @@ def disttest_check_collection(options: RunOptions) -> None:
     if len(asked) > 1:
         sizes = ",".join(map(str, asked))
         raise UsageError(
-            f"--spmd {sizes}: what is collected depends on the size, so lists and plans are of one: "
+            f"--spmd {sizes}: the collected tests depend on the size, so a list or plan takes one size: "
             f"give --spmd {asked[0]}"
         )
 

@@ -270,7 +270,7 @@ class Devices:
         wanted = max(gpus.count, len(gpus.names))
         if wanted > len(usable):
             raise NotEnoughDevices(
-                f"{wanted} GPUs were asked for and {len(usable)} can be used"
+                f"{wanted} GPUs were requested, and {len(usable)} can be used"
                 + (f": {'; '.join(wrong)}" if wrong else "")
                 + ". Ask for fewer, run on CPU with --device cpu, or see disttest doctor."
             )
