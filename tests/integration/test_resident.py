@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -700,3 +701,54 @@ def test_a_checkout_of_another_branch_is_seen(resident_lab: ResidentLab):
         assert ended.exit_code == code, ended.output
         assert len(ended.run.tests) == 1 + code
     assert len(resident_lab.parents) == 1
+
+
+def _file_for_folder(runtime: Path, _name: str) -> None:
+    (runtime / "disttest").touch()
+
+
+def _folder_for(suffix: str) -> Callable[[Path, str], None]:
+    def make(runtime: Path, name: str) -> None:
+        (runtime / "disttest").mkdir(mode=0o700, exist_ok=True)
+        (runtime / "disttest" / f"{name}.{suffix}").mkdir()
+
+    return make
+
+
+def _full(runtime: Path, _name: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=2", "tmpfs", str(runtime)], check=True)
+    (runtime / "ballast").touch()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [_file_for_folder, _folder_for("lock"), _folder_for("socket"), _folder_for("log"), _full],
+    ids=[
+        "a file for the folder",
+        "a folder for the lock",
+        "a folder for the socket",
+        "a folder for the log",
+        "full",
+    ],
+)
+def test_a_folder_of_parents_that_cannot_be_used_is_said_and_the_run_has_no_parent(
+    lab: Lab, tmp_path_factory: pytest.TempPathFactory, spoil: Callable[[Path, str], None]
+) -> None:
+    runtime = tmp_path_factory.mktemp("runtime")
+    if spoil is _full and os.getuid() != 0:
+        pytest.skip("a file system cannot be mounted here")
+    lab.write(test_one="import pytest\n\n@pytest.mark.world_size(2)\ndef test_one(world):\n    pass\n")
+    environ = {"XDG_RUNTIME_DIR": str(runtime), "CI": ""}
+    lab.run("test_one.py", "--resident", **environ)
+    (lock,) = (runtime / "disttest").glob("*.lock")
+    lab.run("resident", "stop", **environ)
+    spoil(runtime, lock.stem)
+    try:
+        ended = lab.run("test_one.py", "--resident", **environ)
+    finally:
+        if spoil is _full:
+            subprocess.run(["umount", str(runtime)], check=True)
+
+    assert 0 == ended.exit_code, ended.output
+    assert "Traceback" not in ended.output
+    assert f"running without a resident parent: {runtime / 'disttest'} cannot be used: " in ended.output

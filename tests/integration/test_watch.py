@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 from resident import ResidentLab, resident_lab, wait_until
 from terminal import Terminal
@@ -123,3 +124,38 @@ def test_it_needs_a_terminal(suite: ResidentLab):
     ended = suite.run("watch", ".")
     assert ended.exit_code == 4
     assert "disttest watch needs a terminal; use disttest run --resident in scripts" in ended.output
+
+
+def test_keys_in_quick_succession_are_one_key(suite: ResidentLab):
+    watching = Watching(suite, ".")
+    watching.until("the first run")
+    watching.terminal.answer("\nf\nrf\n\n")
+    assert "passed: 3 tests (the last run: 3 tests in" in watching.until(": all")
+    watching.terminal.answer("\n")
+    watching.terminal.answer("\n")
+    watching.until(": all", "passed: 3 tests")
+    watching.terminal.answer("q")
+    ended = watching.terminal.end()
+    assert ended.exit_code == 0
+    assert "Traceback" not in ended.output
+
+
+@pytest.mark.parametrize("way", ["terminate", "kill", "close the terminal"])
+def test_a_watch_that_is_ended_ends_its_run_and_removes_its_folders(
+    suite: ResidentLab, way: str, tmp_path_factory
+):
+    temporary = tmp_path_factory.mktemp("of-watch")
+    suite.write(test_first="    import os\n" + SLOW.replace(".touch()", ".write_text(str(os.getpid()))"))
+    terminal = Terminal(suite, ".", command="watch", TMPDIR=str(temporary))
+    wait_until(lambda: (suite.folder / "up").exists() and bool((suite.folder / "up").read_text()))
+    runs = psutil.Process(int((suite.folder / "up").read_text()))
+    assert list(temporary.glob("disttest-watch-*"))
+
+    if way == "close the terminal":
+        terminal.close()
+    else:
+        getattr(terminal.process, way)()
+    terminal.process.wait(60)
+
+    wait_until(lambda: not runs.is_running() or runs.status() == psutil.STATUS_ZOMBIE, limit_s=60)
+    wait_until(lambda: not list(temporary.glob("disttest-watch-*")), limit_s=60)

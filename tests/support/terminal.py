@@ -59,6 +59,10 @@ class Terminal:
     def answer(self, text: str) -> None:
         os.write(self._reader, text.encode())
 
+    def close(self) -> None:
+        """Close the window: the command has no terminal any more."""
+        os.close(self._reader)
+
     def end(self) -> Ended:
         self.read_until(lambda _: False)
         os.close(self._reader)

@@ -78,7 +78,13 @@ def run_resident(
         tell("running without a resident parent: too many file descriptors are open")
         return None
     for _ in range(_ATTEMPTS):
-        connection = _open(endpoint, variables, tell)
+        try:
+            connection = _open(endpoint, variables, tell)
+        except OSError as error:
+            tell(
+                f"running without a resident parent: {endpoint.folder} cannot be used: {error.strerror or error}"
+            )
+            return None
         line = socket.socket(fileno=connection.line)
         with line:
             answer, fds = _ask(line, run, descriptors, is_new=connection.is_new, signals=signals)
@@ -156,7 +162,8 @@ def _open(endpoint: ParentEndpoint, variables: Mapping[str, str], tell: Tell) ->
             )
             _start(endpoint, variables)
             line = _connect(endpoint)
-        assert line is not None
+        if line is None:
+            raise OSError("the parent did not start")
         facts = endpoint.socket.stat()
         return _Connection(line=line.detach(), socket_id=(facts.st_dev, facts.st_ino), is_new=is_new)
 
@@ -184,18 +191,21 @@ def _start(endpoint: ParentEndpoint, variables: Mapping[str, str]) -> None:
 
         def spawn() -> None:
             words = (endpoint.folder, endpoint.name, listener.fileno(), RESIDENT_IDLE_S, Path.cwd())
-            with endpoint.log.open("wb") as log:
-                parent = spawn_child(
-                    [sys.executable, "-m", "disttest.extras.resident.parent", *map(str, words)],
-                    environ={**variables, MARK_VARIABLE: NO_MARK},
-                    pass_fds=[listener.fileno()],
-                    stdout=log.fileno(),
-                    new_session=True,
-                )
-            endpoint.enter(identity_of(parent.pid))
+            parent = spawn_child(
+                [sys.executable, "-m", "disttest.extras.resident.parent", *map(str, words)],
+                environ={**variables, MARK_VARIABLE: NO_MARK},
+                pass_fds=[listener.fileno()],
+                stdout=log.fileno(),
+                new_session=True,
+            )
+            try:
+                endpoint.enter(identity_of(parent.pid))
+            except OSError:  # a parent that is not recorded could not be ended
+                parent.signal(signal.SIGKILL)
             leave(0)
 
-        between = fork_child(spawn)
+        with endpoint.log.open("wb") as log:
+            between = fork_child(spawn)
         # The end of the process in between hands the parent to init, so that it is not a child of the command.
         between.wait(KILL_S)
         between.close()
@@ -203,7 +213,7 @@ def _start(endpoint: ParentEndpoint, variables: Mapping[str, str]) -> None:
 
 def _give_up(endpoint: ParentEndpoint, connection: _Connection) -> None:
     """End an unfit parent, unless another one has replaced it."""
-    with endpoint.locked(), contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError), endpoint.locked():
         facts = endpoint.socket.stat()
         if (facts.st_dev, facts.st_ino) == connection.socket_id:
             _end_parent(endpoint)

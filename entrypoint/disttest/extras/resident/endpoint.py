@@ -93,13 +93,9 @@ def make_private(folder: Path) -> None:
 
     Raises:
         UsageError: other users can write to it, or own it.
+        OSError: it cannot be made.
     """
-    try:
-        folder.mkdir(mode=_PRIVATE, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot create {folder} for resident parents: {error.strerror}; set XDG_RUNTIME_DIR"
-        ) from None
+    folder.mkdir(mode=_PRIVATE, exist_ok=True)
     try:
         private = is_private(str(folder))
     except FileNotFoundError:  # another process removed the empty folder

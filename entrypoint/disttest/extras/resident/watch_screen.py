@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from disttest.clock import monotonic, sleep
 from disttest.descriptors import new_streams
 from disttest.errors import UsageError
 from disttest.extras.resident.handover import run_by_parent
 from disttest.extras.resident.limits import SAVED_POLL_S
 from disttest.extras.resident.saved_files import SavedFiles
 from disttest.extras.resident.touched import find_touched
-from disttest.host.process import Child, end_all, fork_child, leave
+from disttest.host.process import Child, die_with_parent, end_all, fork_child, leave
 from disttest.limits import SUPERVISOR_CANCEL_S, TICK_S
 from disttest.options.environment import environment
 from disttest.reports.text import count, duration, one_line
@@ -30,6 +32,9 @@ from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.repeat import seen_from_start, target_of
 
 _KEYS = "enter: all   f: failed   r: a rank's log   q: quit"
+_MOST_KEYS = 64
+"""Keys that are read at the same time."""
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _FAILED = "✗"
 _CLEAR = "\x1b[2J\x1b[H"
 
@@ -49,7 +54,12 @@ def watch(
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("disttest watch needs a terminal; use disttest run --resident in scripts")
-    with tempfile.TemporaryDirectory(prefix="disttest-watch-") as folder, _key_by_key():
+    with (
+        _ended_in_order(),
+        tempfile.TemporaryDirectory(prefix="disttest-watch-", ignore_cleanup_errors=True) as folder,
+        _removed_after_kill(Path(folder)),
+        _key_by_key(),
+    ):
         _Watch(targets, pytest_args, Path(folder), run).stay()
 
 
@@ -101,6 +111,9 @@ class _Watch:
                     self._take_saved(saved)
         except KeyboardInterrupt:
             return
+        except OSError as error:
+            if error.errno != errno.EIO:  # the terminal is closed
+                raise
         finally:
             self._end_run()
 
@@ -111,7 +124,11 @@ class _Watch:
         if self._child is not None:
             poller.register(self._child, select.POLLIN)
         ready = {fd for fd, _ in poller.poll(self._files.interval_s * 1000)}
-        return os.read(0, 1).decode(errors="replace") or "q" if 0 in ready else ""
+        if 0 not in ready:
+            return ""
+        keys = os.read(0, _MOST_KEYS).decode(errors="replace")
+        # Of keys in quick succession the last one counts: each run would only end the one before.
+        return "q" if not keys or "q" in keys else keys[-1]
 
     def _take_key(self, key: str) -> bool:
         """Handle a key. Return False to quit."""
@@ -144,15 +161,23 @@ class _Watch:
         words = ["run", "--resident", *self._asked, f"--results={results}", "--progress=lines"]
         if before.exists():
             words += [f"--timings={before}", "--failed-first"]
-        self._child = fork_child(lambda: self._be_command(words), new_session=True)
+        watch = os.getpid()
+        # Until the child has its output, a signal would print a traceback on the screen.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        self._child = fork_child(lambda: self._be_command(words, watch), new_session=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self._draw()
 
-    def _be_command(self, words: Sequence[str]) -> None:
+    def _be_command(self, words: Sequence[str], watch: int) -> None:
+        for signum in _ENDING:
+            signal.signal(signum, signal.SIG_DFL)
+        die_with_parent(watch)  # its reaper or its resident parent then ends the run
         output = os.open(self._output(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
         for fd, into in ((null, 0), (output, 1), (output, 2)):
             os.dup2(fd, into)
         new_streams()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         sys.argv = ["disttest", *words, "--", *self._pytest_args]
         if (code := run_by_parent(sys.argv[1:], environment())) is not None:
             leave(code)
@@ -189,7 +214,7 @@ class _Watch:
         used = {results, *(known.results for known in self._known.values())}
         for folder in self._folder.glob("[0-9]*"):
             if folder not in used:
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)
         self._draw()
 
     def _forget(self, asked: Sequence[str]) -> None:
@@ -226,7 +251,11 @@ class _Watch:
         if self._child is not None:
             return "running"
         if self._last is None:
-            said = self._output().read_text(errors="replace").strip().splitlines()
+            said = (
+                self._output().read_text(errors="replace").strip().splitlines()
+                if self._output().exists()
+                else []
+            )
             return f"nothing was run: {said[-1] if said else 'it printed nothing'}"
         spent = duration(self._last.ended_at_s - self._last.started_at_s)
         ran = f"the last run: {count(len(self._last.tests), 'test')} in {spent}"
@@ -270,6 +299,49 @@ def _room() -> int:
 
 
 @contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Within the context, SIGTERM and a closed terminal unwind the stack, which ends the run and removes its folders."""
+
+    def leave_by(number: int, _frame: object) -> None:
+        for signum in _ENDING:
+            signal.signal(signum, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for signum in _ENDING:
+        signal.signal(signum, leave_by)
+    yield
+
+
+@contextlib.contextmanager
+def _removed_after_kill(folder: Path) -> Iterator[None]:
+    """Within the context, a process waits for the end of this one, and then removes the folder."""
+    read, write = os.pipe()
+    child = fork_child(lambda: _remove_later(read, folder), new_session=True)
+    os.close(read)
+    try:
+        yield
+    finally:
+        end_all([child])
+        child.close()
+        os.close(write)
+
+
+def _remove_later(line: int, folder: Path) -> None:
+    for signum in _ENDING:
+        signal.signal(signum, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, line)
+    os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
+    os.read(line, 1)
+    deadline_s = monotonic() + 2 * SUPERVISOR_CANCEL_S
+    while folder.exists() and monotonic() < deadline_s:  # the run writes into it until it has ended
+        shutil.rmtree(folder, ignore_errors=True)
+        sleep(TICK_S)
+
+
+@contextlib.contextmanager
 def _key_by_key() -> Iterator[None]:
     """Within the context, keys arrive as they are pressed and are not echoed."""
     before = termios.tcgetattr(0)
@@ -277,4 +349,5 @@ def _key_by_key() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):  # the terminal is closed
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
