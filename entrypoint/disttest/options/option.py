@@ -61,6 +61,8 @@ class Option(Frozen):
     """Whether it configures a run on other machines. As an input of the action it is for the nodes."""
     title: str = ""
     """Heading of its group in the help of the command; empty for the usual groups."""
+    common: bool = False
+    """Whether the help of ``disttest run`` lists it first."""
     of_every_run: bool = False
     """Whether commands of plugins that run tests have it, too."""
     shapes_tests: bool = False

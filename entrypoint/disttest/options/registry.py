@@ -101,9 +101,9 @@ def options_of(command: str) -> tuple[Option, ...]:
 
 _COMMON = (
     *("world-sizes", "backend", "device", "gpus", "timeout", "deadline", "results", "last-failed"),
-    *("failed-first", "repeat", "retries", "isolation", "isolate-files", "spmd", "progress", "resident"),
+    *("failed-first", "repeat", "retries", "isolation", "progress"),
 )
-"""Options of ``disttest run`` that its help lists first."""
+"""Options of ``disttest run`` that its help lists first, before the common ones of plugins."""
 WITHOUT_FLAG = "Settings without a flag"
 """Title of the options that only the project's file and variables set."""
 
@@ -114,7 +114,10 @@ def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
     if command != "run":
         return (("Options", tuple(row for row in options if is_shown(row, command))),)
     titles = dict.fromkeys(filter(None, map(_title_of, options)))
-    common = tuple(option for name in _COMMON for option in options if option.name == name)
+    common = (
+        *(option for name in _COMMON for option in options if option.name == name),
+        *(option for option in options if option.common),
+    )
     left = tuple(row for row in options if row not in common)
     return (
         ("Common options", common),

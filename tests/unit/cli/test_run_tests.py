@@ -28,7 +28,8 @@ def test_what_needs_this_machine_does_not_go_to_nodes(
     ended = CliRunner().invoke(command, ["run", "smoke", "--launcher", "local", *flags], obj=[])
 
     assert isinstance(ended.exception, UsageError)
-    assert f"{flags[0]} is for one machine" in str(ended.exception)
+    assert str(ended.exception).startswith(flags[0])
+    assert "one machine" in str(ended.exception)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ RESIDENT = _run(
     has_variable=True,
     inputs=(),
     for_command=True,
+    common=True,
 )
 
 RESIDENT_IMPORTS = _run(

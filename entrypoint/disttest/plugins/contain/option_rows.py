@@ -12,6 +12,7 @@ ISOLATE_FILES = of_every_run(
     default=False,
     otherwise="false",
     repeated=True,
+    common=True,
     formerly=(("contain", "--isolate-files"),),
 )
 FAST_SPAWN = of_every_run(

@@ -12,5 +12,6 @@ SPMD = of_every_run(
     default=(),
     otherwise="as marked",
     shapes_tests=True,
+    common=True,
 )
 """Several sizes run one after another, each in a separate pytest process that knows a single size."""
