@@ -440,7 +440,7 @@ def test_a_test_for_two_gpus_says_how_it_runs_without(one_gpu):
     elsewhere = one_gpu.run("run", ".", "--results", "elsewhere")
     on_cpu = one_gpu.run("run", ".", "--device", "cpu", "--results", "on-cpu")
 
-    assert skipped.exit_code == 0 and "--device cpu runs without GPUs what lacks some" in skipped.output
+    assert skipped.exit_code == 0 and "--device cpu runs tests that lack GPUs on the CPU" in skipped.output
     assert skipped.result("test_two").message == "needs 2 GPUs for 2xnccl, this machine has 1"
     assert elsewhere.exit_code == 0 and "no test ran in a world" not in elsewhere.output
     assert "passed: 1 passed, 1 skipped" in elsewhere.output

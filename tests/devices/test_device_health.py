@@ -245,7 +245,7 @@ def test_slots_of_the_cpu_are_handed_on_without_asking_the_driver(fake, run):
     assert run.device_health.suspects(failed("b"), (slot,)) is False
     run.leave("b", (slot,), survivors=(77,))
     assert [each.name for each in run.devices.lease.slots] == ["gpu:0"]
-    assert run.notes == [("cpu:0: used no more, since processes could not be killed: 77", "b")]
+    assert run.notes == [("cpu:0: no longer used, because processes could not be killed: 77", "b")]
 
 
 def test_an_answer_that_is_older_than_the_end_of_a_world_does_not_count(fake, run):
@@ -291,7 +291,7 @@ def test_slots_of_processes_that_can_not_be_killed_are_not_used_and_not_unlocked
     run.leave("a", slots, survivors=(77,))
 
     assert run.due() == {}
-    assert run.notes == [("gpu:0: used no more, since processes could not be killed: 77", "a")]
+    assert run.notes == [("gpu:0: no longer used, because processes could not be killed: 77", "a")]
     assert [slot.name for slot in run.devices.lease.slots] == ["gpu:1"]
     assert run.free() == []
     os.close(heir)

@@ -312,7 +312,7 @@ def test_names_that_only_differ_in_hidden_values_are_refused(lab: Lab) -> None:
 
     assert 4 == ended.exit_code
     assert (
-        "2 tests are called test_names.py::test_named[1xgloo-***] once masked values are hidden"
+        "2 tests have the name test_names.py::test_named[1xgloo-***] once masked values are hidden"
         in ended.output
     )
 

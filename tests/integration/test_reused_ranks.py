@@ -246,7 +246,7 @@ MOVING = """
         if item.nodeid.endswith("Moves::test_2"):
             os.chdir("/")
 """
-NEW = "had new ranks, as the main process had changed since the last ones began"
+NEW = "got new ranks, because the main process had changed since the last ones started"
 NOTE = "failed in reused ranks, and was run again in new ones"
 WARM = ("--isolation", "warm")
 ONE_WORLD = ("--slots", "1")  # one main process for all of them

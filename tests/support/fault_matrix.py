@@ -184,7 +184,7 @@ FAULTS: Mapping[str, Fault] = {
         "signals_its_parent(signal.SIGSTOP)",
         Verdict(
             Outcome.ERROR,
-            r"the world process w\d+ has said nothing for .* s more than its test may take: it was stopped, or is stuck",
+            r"the world process w\d+ has sent nothing for .* s more than its test may take: it was stopped, or is stuck",
             None,
             Cause.INFRASTRUCTURE,
         ),

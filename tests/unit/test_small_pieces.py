@@ -111,7 +111,7 @@ def test_an_earlier_run_is_kept_aside(tmp_path):
 def test_foreign_files_are_never_touched(tmp_path):
     (tmp_path / "thesis.tex").write_text("do not lose")
 
-    with pytest.raises(UsageError, match="holds files that no run of disttest has left"):
+    with pytest.raises(UsageError, match="contains files that are not from a disttest run"):
         claim(tmp_path)
     assert "do not lose" == (tmp_path / "thesis.tex").read_text()
 

@@ -54,8 +54,8 @@ def reporters() -> Mapping[str, Reporter]:
             or _is_elsewhere(reporter.file_name)
         ):
             raise PluginError(
-                f"the report {name!r} of a plugin cannot be {reporter.file_name!r}: the format and the file have to be new, and "
-                "the file has to lie in the results directory"
+                f"the report {name!r} of a plugin cannot be {reporter.file_name!r}: its format and file must be new, "
+                "and the file must be in the results directory"
             )
         core[name] = reporter
     return core

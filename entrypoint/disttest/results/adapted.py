@@ -25,7 +25,7 @@ _OWN_FAILURE = re.compile(r"^rank -1 of 1 failed(?: in \w+)?: ")
 _NAMES = {WorldKind.PROCESS: "the test "}
 LENIENT_NOTE = "torch's own rules would have passed this test"
 RUN_AGAIN = "failed in reused ranks, and was run again in new ones"
-NEW_RANKS = "had new ranks, as the main process had changed since the last ones began"
+NEW_RANKS = "got new ranks, because the main process had changed since the last ones started"
 
 
 def judge_adapted(

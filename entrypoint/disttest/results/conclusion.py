@@ -101,11 +101,11 @@ def _ended_early(process: Process, reason: str) -> Conclusion | None:
     if code == ExitCode.DEADLINE:
         return Conclusion(ExitCode.DEADLINE, reason or "the deadline of the run passed")
     if not reported and code == ExitCode.USAGE:
-        return Conclusion(ExitCode.USAGE, "pytest could not be started as asked")
+        return Conclusion(ExitCode.USAGE, "pytest could not be started with these arguments")
     if not reported and code == ExitCode.INFRASTRUCTURE:
         return Conclusion(
             ExitCode.INFRASTRUCTURE,
-            f"pytest gave up with {process.ended}: results cannot be kept, see above",
+            f"pytest gave up with {process.ended}: results could not be written, see above",
         )
     if not reported and code != ExitCode.NOTHING_COLLECTED:
         return Conclusion(

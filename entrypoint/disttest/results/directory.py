@@ -117,7 +117,7 @@ class ResultsDirectory:
         lost = "the logs of the ranks up to then are lost"
         if self.path == before:
             return f"{REMOVED}: journal and reports were restored, {lost}"
-        return f"{REMOVED}, and {before} is not this run's any more: journal and reports are in {self.path}, {lost}"
+        return f"{REMOVED}, and {before} no longer belongs to this run: journal and reports are in {self.path}, {lost}"
 
     def _move(self) -> None:
         path, refuge = self.path, Path(self.home.refuge)
@@ -192,9 +192,11 @@ def claim(path: Path) -> ResultsDirectory:
                     os.close(fd)
     except OSError as error:
         raise UsageError(
-            f"results directory {path} cannot be used: {error.strerror}; --results names another"
+            f"results directory {path} cannot be used: {error.strerror}; choose another with --results"
         ) from error
-    raise UsageError(f"results directory {path} cannot be used: it is renamed all the time")
+    raise UsageError(
+        f"results directory {path} cannot be used: another process keeps renaming it; choose another with --results"
+    )
 
 
 def claim_default(say: Callable[[str], None]) -> ResultsDirectory:

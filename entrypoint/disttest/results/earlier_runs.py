@@ -36,7 +36,7 @@ def keep_earlier_run(path: Path) -> Path:
     journal = _journal_of(path)
     if journal is None:
         raise UsageError(
-            f"results directory {path} holds files that no run of disttest has left: "
+            f"results directory {path} contains files that are not from a disttest run: "
             "empty it, or choose another with --results"
         )
     stamp = _stamp(journal)

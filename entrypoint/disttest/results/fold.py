@@ -36,7 +36,7 @@ from disttest.results.events import (
     WorldStarted,
 )
 
-DIED_EARLY = "the run died without a last word"
+DIED_EARLY = "the run died before it recorded its end"
 
 
 class TestOutcome(Frozen):

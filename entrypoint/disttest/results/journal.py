@@ -164,8 +164,8 @@ class Journal:
 def end_for_want_of_room(folder: Path, error: OSError) -> str:
     """The message of a run that ends because its results cannot be written into a folder."""
     return (
-        f"{folder} cannot be written any more: {error.strerror}. The run ends here, since results would be lost: make "
-        "room, or choose another place with --results"
+        f"{folder} cannot be written any more: {error.strerror}. The run ends here, because results would be lost: free "
+        "space, or choose another place with --results"
     )
 
 

@@ -117,7 +117,7 @@ def _describe_end(record: RankRecord, culprit: int | None) -> str:
     if record.has_died and not record.has_failed:
         return f"{record.message}{after and f' ({after.strip()})'}"
     if record.outcome is None:
-        return "did not run it: there is no report of its call"
+        return "did not run it: its call has no report"
     if record.outcome is Outcome.PASSED:
         left_out = record.subtests_skipped
         whole = "ran to its end" if record.rank == culprit else "passed"

@@ -121,7 +121,7 @@ RULES = (
         ruling=Ruling.CANCELLED,
         outcome=Outcome.ERROR,
         cancelled=True,
-        why="The run was stopped before all ranks had finished; nobody is to blame.",
+        why="The run was stopped before all ranks had finished; no rank caused it.",
     ),
     Rule(
         ruling=Ruling.UNFINISHED,
@@ -180,8 +180,8 @@ RULES = (
     Rule(
         ruling=Ruling.DISAGREED,
         outcome=Outcome.FAILED,
-        why="Ranks that skip what others run, or expect a failure where others do not, have run different tests: nobody "
-        "knows what that has shown.",
+        why="Ranks that skip what others run, or expect a failure where others do not, have run different tests: the "
+        "outcome of the test is unknown.",
     ),
 )
 

@@ -35,8 +35,8 @@ from disttest.results.rulings import (
 )
 
 _ADVICE = (
-    "Ranks must agree on what they run: decide a skip or an xfail by something that all ranks see alike. A test whose "
-    "ranks may differ says so: @pytest.mark.ranks_may_differ"
+    "Ranks must agree on what they run: decide a skip or an xfail by a value that is the same in all "
+    "ranks, or mark the test with @pytest.mark.ranks_may_differ"
 )
 
 _UNRENDERED = "a repr() or str() in it did not return; the stack of the rank shows where it waits"

@@ -75,7 +75,9 @@ def test_a_test_alone_is_looked_for_in_the_last_run_here(results, tmp_path, monk
 
     assert told("results-2", "test_bad") == told("test_bad")
     assert told("results-2") == told()
-    assert ["the run ended with exit code 3: the run died without a last word"] == told("results", code=3)
+    assert ["the run ended with exit code 3: the run died before it recorded its end"] == told(
+        "results", code=3
+    )
 
 
 ENDS = {

@@ -79,8 +79,12 @@ def test_the_graver_of_two_facts_counts(first, second):
             (msgspec.structs.replace(ended(code, reported=False), broken_off="cut"), 3, "cut")
             for code in (0, 4, 5, 7, 124)
         ),
-        (ended(4, reported=False), 4, "pytest could not be started as asked"),
-        (ended(7, reported=False), 7, "pytest gave up with exit code 7: results cannot be kept, see above"),
+        (ended(4, reported=False), 4, "pytest could not be started with these arguments"),
+        (
+            ended(7, reported=False),
+            7,
+            "pytest gave up with exit code 7: results could not be written, see above",
+        ),
         (ended(0, reported=False), 3, "the pytest process ended with exit code 0 in the middle of the run"),
         (ended(5, reported=False), 5, "asked to stop"),
     ],

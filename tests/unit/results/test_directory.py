@@ -73,7 +73,7 @@ def test_foreign_files_are_refused_even_where_the_next_name_would_do(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "thesis.tex").touch()
 
-    with pytest.raises(UsageError, match="holds files that no run of disttest has left"):
+    with pytest.raises(UsageError, match="contains files that are not from a disttest run"):
         claim_default(print)
 
 
@@ -93,7 +93,7 @@ def test_results_of_runs_in_a_directory_of_others_are_left_where_they_are(tmp_pa
         (tmp_path / "results" / name).mkdir(parents=True)
         (tmp_path / "results" / name / FILE_NAME).write_text("")
 
-    with pytest.raises(UsageError, match="holds files that no run of disttest has left"):
+    with pytest.raises(UsageError, match="contains files that are not from a disttest run"):
         claim(tmp_path / "results")
 
 
@@ -156,7 +156,7 @@ def test_a_directory_that_another_run_has_taken_meanwhile_is_left_to_it(held):
     note = directory.restore(journal)
 
     assert note.endswith(
-        f"and {path} is not this run's any more: journal and reports are in {path}-{os.getpid()}, "
+        f"and {path} no longer belongs to this run: journal and reports are in {path}-{os.getpid()}, "
         "the logs of the ranks up to then are lost"
     )
     assert "of the other run" == (path / FILE_NAME).read_text()
@@ -172,7 +172,7 @@ def test_a_file_in_the_place_of_the_directory_stays_one(held):
     shutil.rmtree(path)
     path.write_text("not yours")
 
-    assert f"{path} is not this run's any more" in directory.restore(journal)
+    assert f"{path} no longer belongs to this run" in directory.restore(journal)
     assert "not yours" == path.read_text()
     assert [HELLO] == list(read_events(directory.path / FILE_NAME))
 

@@ -191,7 +191,7 @@ def test_a_shard_that_died_owes_its_tests(artifacts: Path, into: Path) -> None:
     run = merge([artifacts], into)
 
     messages = {test.test.nodeid: test.final.message for test in run.bad}
-    reason = "when shard-1 ended (the run died without a last word)"
+    reason = "when shard-1 ended (the run died before it recorded its end)"
     assert {
         B.nodeid: f"did not finish: it was running {reason}",
         C.nodeid: f"did not finish: it had not started {reason}",

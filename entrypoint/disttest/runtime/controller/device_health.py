@@ -207,7 +207,7 @@ class DeviceHealth:
     def _abandon(self, world: Vacated) -> None:
         pids = ", ".join(map(str, world.survivors))
         names = ", ".join(slot.name for slot in world.slots)
-        self._note(f"{names}: used no more, since processes could not be killed: {pids}", world.last_test)
+        self._note(f"{names}: no longer used, because processes could not be killed: {pids}", world.last_test)
         for slot in world.slots:
             if self._devices.lease is not None and slot.device != "cpu":
                 self._devices.lease.leave_to_heirs(slot)
@@ -261,7 +261,7 @@ class DeviceHealth:
         return part_for(slot, self._gpus[slot.index])
 
     def _give_up_slot(self, entry: _WaitingSlot, slot: Slot, gpu: Gpu) -> None:
-        reason = entry.held.get(slot.name) or f"{gpu.label} was not let go of"
+        reason = entry.held.get(slot.name) or f"{gpu.label} was not released"
         self._note(
             f"{reason}, {GPU_RELEASE_S:g} s after its world had ended: it is in quarantine",
             entry.world.last_test,

@@ -59,11 +59,11 @@ class NoWorlds:
         on_gpus = any(test.world and test.world.device != CPU for _, test in pairs)
         advice = (
             f"{_MARK}; " if in_one_process else "",
-            "--device cpu runs without GPUs what lacks some; " if on_gpus else "",
+            "--device cpu runs tests that lack GPUs on the CPU; " if on_gpus else "",
         )
         return (
             f"no test ran in a world: {'; '.join(filter(None, told))}. "
-            f"{''.join(advice)}--min-worlds N makes such a run red"
+            f"{''.join(advice)}--min-worlds N fails such a run"
         )
 
 
@@ -99,8 +99,8 @@ def reads_at_import(root: Path) -> Iterator[str]:
             continue
         for line, name in sorted(set(_found_in(_parsed(source)))):
             yield (
-                f"{path.relative_to(root)}:{line} reads {name} when it is imported, and is imported once, before there are "
-                "ranks: it finds what the run was started with. Read it in a test or a fixture, where each rank has its own"
+                f"{path.relative_to(root)}:{line} reads {name} when it is imported, which happens once, before there are "
+                "ranks: it gets the value of the run's environment. Read it in a test or a fixture, where each rank has its own"
             )
 
 

@@ -22,8 +22,8 @@ from disttest.runtime.rank.bridge import longrepr_text, message_of, outcome_of
 from disttest.runtime.rank.recording import TestRecorder
 
 NOT_RETRIED = (
-    "--retries is for tests with a world, which get a new one: ordinary tests run in the pytest process, and what a "
-    "failure has left there would be part of the next attempt; --isolate-files gives them processes of their own"
+    "--retries is for tests with a world, which get a new one: ordinary tests run in the pytest process, where "
+    "traces of a failure would affect the next attempt; --isolate-files gives them processes of their own"
 )
 
 

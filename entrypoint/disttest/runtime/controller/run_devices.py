@@ -264,7 +264,7 @@ class Devices:
                 else "--gpus"
             )
             raise NotEnoughDevices(
-                f"{what} needs a GPU, and this machine has none that works: ask disttest doctor why, "
+                f"{what} needs a GPU, and this machine has none that works: run disttest doctor to see why, "
                 "or drop the option to run on the CPU"
             )
         wanted = max(gpus.count, len(gpus.names))

@@ -471,7 +471,7 @@ def _check_names(nodeids: Iterable[str]) -> None:
     equal = [name for name, count in names.items() if count > 1]
     if equal:
         raise pytest.UsageError(
-            f"disttest: {names[equal[0]]} tests are called {equal[0]} once masked values are hidden: "
+            f"disttest: {names[equal[0]]} tests have the name {equal[0]} once masked values are hidden: "
             "give their parameters ids of their own (pytest.param(…, id=…))"
         )
 

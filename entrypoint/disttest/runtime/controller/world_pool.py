@@ -215,7 +215,7 @@ class WorldPool:
         for world in self.running.values():
             if now_s > world.overdue_s and not world.failure:
                 world.failure = (
-                    f"the world process {world.world_id} has said nothing for {WORLD_SILENCE_S:g} s more than "
+                    f"the world process {world.world_id} has sent nothing for {WORLD_SILENCE_S:g} s more than "
                     "its test may take: it was stopped, or is stuck"
                 )
                 end_all([world.child])

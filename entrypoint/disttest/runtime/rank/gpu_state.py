@@ -108,7 +108,7 @@ def wait_for_gpus() -> None:
     except RuntimeError as error:
         first = str(error).strip().partition("\n")[0]
         pytest.fail(
-            f"the GPU reported an error after the test: {first}. Something that the test has started and not waited "
-            "for failed; CUDA_LAUNCH_BLOCKING=1 shows where. A process cannot use its GPU after that: the world ends",
+            f"the GPU reported an error after the test: {first}. Work that the test started and did not wait for "
+            "failed; CUDA_LAUNCH_BLOCKING=1 shows where. A process cannot use its GPU after that: the world ends",
             pytrace=False,
         )

@@ -228,7 +228,7 @@ def _has_accelerator(torch: Any) -> bool:
 
 def _named(leaks: list[str]) -> tuple[str, ...]:
     more = len(leaks) - _MOST_NAMED
-    return (*leaks[:_MOST_NAMED], f"{more} more things, which are not listed") if more > 0 else tuple(leaks)
+    return (*leaks[:_MOST_NAMED], f"{more} more, which are not listed") if more > 0 else tuple(leaks)
 
 
 def _read(facet: Facet) -> Values:

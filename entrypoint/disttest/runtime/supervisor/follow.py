@@ -80,7 +80,7 @@ class Watch:
         if behind and stalled_s and behind.is_laden:
             if stalled_s < OUTPUT_STALL_S:
                 return
-            self._give_up("the terminal took nothing any more")
+            self._give_up("the terminal accepted no more output")
         # Output printed before the end of pytest's session precedes the events in the view, because pytest's header
         # does. Later output follows them, because pytest's summary does.
         texts = self._new_texts(poller)

@@ -357,7 +357,7 @@ def _close_journal(
     for message, nodeid in sweep.clean(lambda: run.attempts):
         _append(journal, watch, Noted(at_s=journal.now(), message=message, nodeid=nodeid))
     if watch.trouble:
-        message = f"the view of the run was given up: {watch.trouble}"
+        message = f"the live view of the run was stopped: {watch.trouble}"
         _append(journal, watch, Noted(at_s=journal.now(), message=message))
     for message in (end.note for end in ends if end.note):
         _append(journal, watch, Noted(at_s=journal.now(), message=message))

@@ -161,6 +161,6 @@ def _carry_mark(mark: str) -> None:
     address, size = first_environment()
     place = ctypes.string_at(address, size).find(f"{MARK_VARIABLE}={NO_MARK}".encode())
     if place < 0 or len(mark) != len(NO_MARK):
-        raise RuntimeError("there is no room for the mark of the run")
+        raise RuntimeError("the initial environment has no room for the mark of the run")
     # `os.environ` changes a copy; /proc/PID/environ shows the original memory.
     ctypes.memmove(address + place + len(MARK_VARIABLE) + 1, mark.encode(), len(mark))

@@ -386,7 +386,7 @@ class WorldSupervisor:
             if handle.child.pid == sender:
                 self._ranks.give_up(handle, "it sent SIGTERM to its parent, the world process")
                 return
-        self._cancel(f"the world process was told to end (SIGTERM from process {sender})")
+        self._cancel(f"the world process was asked to end (SIGTERM from process {sender})")
 
     def _cancel(self, reason: str) -> None:
         self._reason = self._reason or reason

@@ -153,5 +153,5 @@ def test_once_much_is_kept_the_run_waits_and_the_view_is_given_up_in_the_end(run
     monkeypatch.setattr(unread, "_last_s", unread._last_s - OUTPUT_STALL_S)
     watch.look()
 
-    assert "the terminal took nothing any more" == watch.trouble
+    assert "the terminal accepted no more output" == watch.trouble
     assert view.closed
