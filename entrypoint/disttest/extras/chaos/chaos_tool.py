@@ -49,8 +49,8 @@ class ChaosTool(Tool):
         self._lock = threading.Lock()
         self._limit = timedelta(seconds=case.limit_s)
         if case.fault is not None:
-            # For point-to-point messages gloo keeps the time limit with which the group was made: lowering it later
-            # has no effect.
+            # For point-to-point messages gloo keeps the time limit with which the group was made, so lowering it later has no
+            # effect: https://github.com/pytorch/pytorch/issues/165422
             _c10d().default_pg_timeout = min(_c10d().default_pg_timeout, self._limit)
 
     def report(self, properties: Iterable[tuple[str, Any]], raised: BaseException | None) -> ChaosSeen:
@@ -139,9 +139,11 @@ def _lower_limit(group: Group, limit: timedelta) -> None:
     """Lower the time limit of a group; keep one that is lower already."""
     if group.timeout_s is not None and group.timeout_s <= limit.total_seconds():
         return
+    # torch.distributed has no public lookup of a group by its name.
     pg = next((pg for pg in _c10d()._world.pg_map if pg.group_name == group.name), None)  # noqa: SLF001
     if pg is not None:
-        # ProcessGroup.set_timeout of torch 2.13 can replace this once all supported versions have it.
+        # ProcessGroup.set_timeout can replace this once all supported versions have it:
+        # https://github.com/pytorch/pytorch/pull/158128
         _c10d()._set_pg_timeout(limit, pg)  # noqa: SLF001
 
 

@@ -72,6 +72,8 @@ def container_arguments(spec: LaunchSpec) -> dict[str, Any]:
         "mounts": [Mount(bind.path, bind.path, type="bind", read_only=bind.read_only) for bind in spec.binds],
         "init": True,
         "ipc_mode": "private",
+        # NCCL shares memory between processes through /dev/shm; the engine's default of 64 MiB is too small:
+        # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
         "shm_size": spec.shm_bytes,
         "security_opt": ["no-new-privileges"],
         "stdin_open": False,
@@ -97,6 +99,7 @@ def _limits(spec: LaunchSpec) -> dict[str, Any]:
     limits: dict[str, Any] = {}
     if spec.raise_limits:
         limits["ulimits"] = [
+            # NCCL pins memory.
             Ulimit(name="memlock", soft=-1, hard=-1),
             Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES),
         ]

@@ -13,6 +13,7 @@ from disttest.errors import NotEnoughDevices, UsageError
 from disttest.model import Frozen
 
 AUTO, ALL, NONE = "auto", "all", "none"
+# https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html
 EMPTY_SHARES = ("", "void", NONE)
 """Values of NVIDIA_VISIBLE_DEVICES that name no GPU; CDI leaves ``void`` inside containers."""
 CDI_KIND = "nvidia.com/gpu"

@@ -120,6 +120,7 @@ def _pump(output: Any, write: Write) -> None:
 def _await(container: Container, mailbox: queue.SimpleQueue[Signalled | Exited | Lost]) -> None:
     try:
         # Only here docker-py treats a timeout of None as no limit, and not as its default.
+        # https://github.com/docker/docker-py/issues/2964
         mailbox.put(Exited(code=int(container.wait(timeout=None)["StatusCode"])))
     except (DockerException, requests.RequestException, OSError) as error:
         mailbox.put(Lost(error=f"{type(error).__name__}: {error}"))

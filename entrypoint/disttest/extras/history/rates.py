@@ -18,6 +18,7 @@ def wilson(failed: int, ran: int, *, z: float = Z_95) -> tuple[float, float]:
     """
     if not ran:
         return 0.0, 1.0
+    # https://en.wikipedia.org/wiki/Binomial_proportion_confidence_interval#Wilson_score_interval
     rate, spread = failed / ran, z * z / ran
     middle = (rate + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(rate * (1 - rate) / ran + spread / (4 * ran))

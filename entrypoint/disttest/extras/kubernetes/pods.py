@@ -54,6 +54,7 @@ def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
         # anything in pods.
         "stdin": True,
         "stdinOnce": True,
+        # https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
         "terminationMessagePath": _LAST_WORD,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": [
@@ -82,7 +83,9 @@ def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
             "annotations": annotations,
         },
         "spec": {
+            # A restarted agent would have lost its job; the client decides about retries.
             "restartPolicy": "Never",
+            # The cluster ends the pod even if the client is gone.
             "activeDeadlineSeconds": math.ceil(job.limit_s),
             "terminationGracePeriodSeconds": KUBERNETES_GRACE_S,
             "containers": [container],
@@ -110,6 +113,7 @@ def complete_pod(merged: Manifest, job: JobSpec) -> Manifest:
     """
     pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(merged)}
     spec = pod["spec"]
+    # Tests get no access to the cluster unless the template grants it.
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
     container = next(each for each in spec["containers"] if each["name"] == CONTAINER)

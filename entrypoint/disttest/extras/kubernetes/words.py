@@ -46,6 +46,7 @@ _POD_REASONS = {
 }
 """Reasons of pods, set by the kubelet."""
 
+# https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
 _DISRUPTIONS = {
     "PreemptionByScheduler": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
     "PreemptionByKubeScheduler": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),

@@ -180,6 +180,7 @@ class Player(Tool):
 
 def _returned(call: Call, future: Any) -> Any:
     """Return the result of the ``c10d`` operation: its tensors, which no caller reads, and the handle."""
+    # torch 2.13 has no public function that makes a Work from a future.
     work = _c10d._create_work_from_future(future).boxed()  # noqa: SLF001
     types = [str(each.type) for each in getattr(torch.ops.c10d, _FULL_NAMES[call.op]).default._schema.returns]  # noqa: SLF001
     if not types:

@@ -303,6 +303,7 @@ def _be_command(
 
 def _end_with(connection: socket.socket) -> None:
     """Have the kernel send SIGHUP when the process at the other end is gone, as for a closed terminal."""
+    # https://man7.org/linux/man-pages/man2/fcntl.2.html (F_SETOWN, F_SETSIG)
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGHUP)
     fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)

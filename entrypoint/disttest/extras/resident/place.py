@@ -52,6 +52,7 @@ def name_for(tests: str) -> str:
 @contextlib.contextmanager
 def short(path: str) -> Iterator[str]:
     """Yield a short name of a socket: an address of unix(7) has room for 107 characters."""
+    # https://man7.org/linux/man-pages/man7/unix.7.html: sun_path has 108 bytes with the final zero.
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"

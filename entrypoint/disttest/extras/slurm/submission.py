@@ -24,7 +24,9 @@ def srun_arguments(
         "--ntasks-per-node=1",
         f"--cpus-per-task={shape.ranks_per_node}",
         f"--time={max(1, math.ceil(job.limit_s / 60))}",
+        # https://slurm.schedmd.com/srun.html: each line of input goes to all agents.
         "--input=all",
+        # The end of one agent must not end the others: they still have verdicts to send.
         "--kill-on-bad-exit=0",
         # If a node is lost, the agents of the others still have to report.
         "--no-kill",

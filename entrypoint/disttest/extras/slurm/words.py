@@ -17,6 +17,7 @@ from disttest.model import Frozen
 OLDEST = (20, 11)
 """The oldest release whose ``srun`` has all required options."""
 
+# https://slurm.schedmd.com/squeue.html#OPT_format
 SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
 SINFO_FORMAT = "%D|%G|%c|%t|%l|%P"
 

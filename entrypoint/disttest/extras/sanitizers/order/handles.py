@@ -36,6 +36,8 @@ def _has_no_use(code: CodeType, at: int) -> bool:
 
 def _is_read(code: CodeType, name: str) -> bool:
     """Whether a local variable is read anywhere; cell variables of inner functions use other instructions."""
+    # Python 3.13 combines two loads into one instruction, whose argval is a tuple:
+    # https://docs.python.org/3/library/dis.html
     reads = (each.argval for each in dis.get_instructions(code) if _is_read_of_locals(each))
     return any(name in (read if isinstance(read, tuple) else (read,)) for read in reads)
 

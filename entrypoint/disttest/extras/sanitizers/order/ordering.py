@@ -26,17 +26,22 @@ from disttest.model import PluginFinding
 _MOST_STOPS = 1_000
 """Blocked queues that are released to search for more cycles."""
 
+# Collectives of groups that overlap on GPUs need one order on all ranks: https://github.com/pytorch/pytorch/pull/131895
+# and https://github.com/NVIDIA/nccl/issues/195
 _ADVICE = {
     OrderFindingKind.GROUP_ORDER: Consequence(
         "gloo passes, since it runs calls of different groups in parallel. Over NCCL the GPU of each rank may be busy with its "
         "first call, which waits for the other ranks: a deadlock that depends on the load.",
         "Issue collectives of groups that share ranks in the same order on all of them.",
     ),
+    # NCCL ignores tags: https://github.com/pytorch/pytorch/issues/125079
     OrderFindingKind.P2P_ORDER: Consequence(
         "gloo passes, since it separates calls by group and tag. NCCL ignores tags and pairs the messages of two ranks in the "
         "order of issue: data end up in the wrong tensors, or the ranks deadlock.",
         "Issue sends, receives and collectives in the same order on both ranks, or use one batch_isend_irecv for the messages.",
     ),
+    # The first use of a communicator blocks until the peer uses it, too:
+    # https://github.com/pytorch/pytorch/issues/108378
     OrderFindingKind.P2P_CYCLE: Consequence(
         "gloo passes, since the calls are asynchronous. NCCL makes the communicator of two ranks at the first call and runs "
         "their messages one after another: each waits for the other, a deadlock.",

@@ -54,6 +54,7 @@ class CudaStreams:
     @staticmethod
     def blocks(wait: Wait) -> bool:
         """Whether a wait blocks the thread, as ``wait()`` with a time limit does, and not only a stream."""
+        # By default wait() of NCCL blocks only the current stream: https://github.com/pytorch/pytorch/issues/147309
         if any(os.environ.get(name, "0") != "0" for name in _BLOCKING):  # noqa: TID251  # torch reads it, too
             return True
         return wait.call is not None and wait.timeout_s != wait.call.timeout_s

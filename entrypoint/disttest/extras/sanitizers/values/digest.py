@@ -76,6 +76,7 @@ def _numbers(tensor: torch.Tensor) -> NDArray[Any] | None:
     if dtype is None or not count or not (address := tensor.data_ptr()):
         return None
     if tensor.is_contiguous():
+        # Tensor.numpy() would make the storage non-resizable: https://github.com/pytorch/pytorch/issues/119233
         whole: Any = (ctypes.c_char * (count * size)).from_address(address)
         return np.frombuffer(whole, dtype)
     strides = tensor.stride()

@@ -261,6 +261,7 @@ def _mesh_ranks(parameter: Any) -> tuple[int, ...]:
 def _ranks_of(wrapper: DistributedDataParallel) -> tuple[int, ...]:
     """Return the ranks that should be equal; empty if a communication hook lets them differ for some steps."""
     names = (getattr(hook, "__qualname__", "").lower() for hook, _ in getattr(wrapper, "_comm_hooks", ()))
+    # post_localSGD_hook lets ranks differ between two averages: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
     if any("localsgd" in name for name in names):
         return ()
     try:

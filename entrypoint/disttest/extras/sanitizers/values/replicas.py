@@ -93,6 +93,7 @@ class Evidence:
 
     def _gradients_reduced(self, parameters: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
         """Count the elements that ranks reduced, without averaged parameters, which say nothing about others."""
+        # _cdata identifies a storage: its data_ptr() changes when FSDP resizes it.
         averaged = {each.untyped_storage()._cdata for each in parameters if self._is_averaged(each)}  # noqa: SLF001
         return Counter(
             {
