@@ -300,3 +300,13 @@ def test_the_matrix_of_a_plan_is_found_at_relative_and_absolute_paths(tmp_path: 
     assert (0, f"{found}plan=below/plan.json\n") == relative
     assert (0, f"{found}plan=/x/plan.json\n") == absolute
     assert plan_outputs(tmp_path, matrix="no/such.json") == (1, "")
+
+
+def test_the_ten_inputs_that_matter_come_first_and_texts_speak_of_inputs() -> None:
+    common = [one.name for one in groups_of_inputs("run")["Common"]]
+
+    assert 10 == len(common)
+    assert ["suite", "project"] == common[:2]
+    assert [] == [
+        one.name for rows in INPUTS.values() for one in rows if re.search(r"--[a-z-]+(?![\w=-])", one.help)
+    ]

@@ -6,6 +6,7 @@ arguments of one process, and the command checks them as it checks a user's. An 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -99,9 +100,9 @@ def _inputs(command: str) -> tuple[Input, ...]:
 def _input(name: str, own: Option | None, launch: Option | None) -> Input:
     option = own or launch
     assert option is not None
-    row = Input(
-        name=name, help=option.input_description, default=option.input_default, own=own, launch=launch
-    )
+    # A reader of a workflow knows inputs, not flags; arguments of other programs have a value behind them.
+    text = re.sub(r"--([a-z][a-z-]*)(?![\w=-])", r"`\1`", option.input_description)
+    row = Input(name=name, help=text, default=option.input_default, own=own, launch=launch)
     if own is None or launch is None or not row.is_for_nodes:
         return row
     nodes = f"{own.help[0].lower()}{own.help[1:]}"
@@ -113,14 +114,11 @@ INPUTS = {command: _inputs(command) for command in ("run", "plan", "merge", "doc
 CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own and one.own.elsewhere and one.launch is None)
 """Inputs of runs on a cluster: the step runs in place on a submitting machine, and the scheduler has the nodes."""
 
-_COMMON = frozenset(
-    (
-        *("suite", "directories", "pytest-args", "world-sizes", "device", "gpus", "timeout", "deadline"),
-        *("retries", "results", "pool", "labels", "shards", "timings", "level", "json", "junit"),
-        *("project", "requirements", "setup", "image"),
-    )
+_COMMON = (
+    *("suite", "project", "setup", "pytest-args", "world-sizes", "device", "timeout", "deadline", "retries"),
+    *("results", "directories", "pool", "labels", "shards", "level", "json", "junit"),
 )
-"""Inputs that most users need."""
+"""Inputs that most users need, in their order: ten of the action that runs tests."""
 _GROUPS: tuple[tuple[str, Callable[[Input], bool]], ...] = (
     ("Common", lambda one: one.name in _COMMON),
     (PLANS, lambda one: one.own in SELECTION_OPTIONS or (one.own is not None and one.own.title == PLANS)),
@@ -135,6 +133,7 @@ def groups_of_inputs(command: str) -> dict[str, tuple[Input, ...]]:
     groups: dict[str, list[Input]] = {title: [] for title, _ in _GROUPS}
     for one in INPUTS[command]:
         groups[next(title for title, takes in _GROUPS if takes(one))].append(one)
+    groups["Common"].sort(key=lambda one: _COMMON.index(one.name))
     return {title: tuple(inputs) for title, inputs in groups.items() if inputs}
 
 
