@@ -2,7 +2,7 @@
 
 Many test modules have ``torch.cuda.get_device_capability() >= (8, 0)`` at the top. torch's own
 ``common_device_type``, which all of its test classes import in ``setUp``, asks as well. If CUDA itself answered, no
-fork of this process could use a GPU.
+fork of this process could use a GPU (https://github.com/pytorch/pytorch/issues/83973).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _answered_properties(torch: Any, original: Callable[..., Any]) -> Callable[.
     @functools.wraps(original)
     def get_device_properties(device: Any = None) -> Any:
         known = _known(torch)
-        # torch has no public function for it
+        # torch has no public function for it: https://github.com/pytorch/pytorch/blob/main/torch/cuda/_utils.py
         index = torch.cuda._utils._get_device_index(device, optional=True) if known else -1  # noqa: SLF001
         if not 0 <= index < len(known):
             return original(device)

@@ -5,7 +5,8 @@ subprocess"). ``HAS_GPU = torch.cuda.is_available()`` in a test module is enough
 answer that question through NVML, which initialises nothing. Any code that initialises CUDA nevertheless is
 recorded with its line, so that the message of a failing rank can name it.
 
-See "Poison fork in multiprocessing" in https://docs.pytorch.org/docs/stable/notes/multiprocessing.html.
+See "Poison fork in multiprocessing" in https://docs.pytorch.org/docs/stable/notes/multiprocessing.html, and
+https://github.com/pytorch/pytorch/pull/85951 for torch's question to NVML.
 """
 
 from __future__ import annotations

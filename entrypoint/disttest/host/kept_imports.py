@@ -25,7 +25,8 @@ class KeptImports:
         self._modules = {
             name: module for name, module in sys.modules.items() if name.partition(".")[0] not in own
         }
-        # `weakref.finalize` has no public way to list or disarm finalizers of other code.
+        # `weakref.finalize` has no public way to list or disarm finalizers of other code:
+        # https://github.com/python/cpython/blob/main/Lib/weakref.py
         for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001
             # torch unregisters each of its operators by such a finalizer.
             finalizer.atexit = False
@@ -33,7 +34,8 @@ class KeptImports:
 
     def prepare_end(self) -> None:
         """Run the first steps of the interpreter's shutdown, and skip the old modules in the rest."""
-        # No other code must run afterwards.
+        # No other code must run afterwards. Both are the steps of Py_FinalizeEx, which has no public parts:
+        # https://github.com/python/cpython/blob/main/Python/pylifecycle.c
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - joins all threads, once
         atexit._run_exitfuncs()  # noqa: SLF001
         for name, module in self._modules.items():

@@ -48,11 +48,13 @@ MACHINE_ADVICE = AdviceTable(
         r"uncorrectable ECC|uncorrected memory error|rows? (could not be|remap)|retired pages",
         "Reset the GPU; if errors come back after the reset, replace it.",
     ),
+    # Docker's default is 64 MiB: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     Known(
         "nccl-shared-memory",
         r"dev/shm|No space left on device|unhandled system error",
         "Start the container with --shm-size=1g or more.",
     ),
+    # NCCL refuses two ranks on one GPU since 2.5: https://github.com/NVIDIA/nccl/issues/418
     Known(
         "nccl-one-gpu-per-rank",
         r"Duplicate GPU detected|ncclInvalidUsage",
@@ -63,6 +65,8 @@ MACHINE_ADVICE = AdviceTable(
         r"is/are busy or unavailable|used by .* \(pid|cannot be seen from here",
         "End the process, wait for it, or share the GPU with --allow-busy-gpus.",
     ),
+    # systemd reloads its units and takes the GPUs from the cgroup of a running container:
+    # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
     Known(
         "nvml-lost",
         r"Failed to initialize NVML|^Unknown Error$|Insufficient Permissions|No CUDA GPUs",

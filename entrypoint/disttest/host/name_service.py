@@ -3,7 +3,8 @@
 torch looks up the name of each address that it connects to, if only for a log message (``getnameinfo`` in
 torch/csrc/distributed/c10d/socket.cpp). It passes 127.0.0.1 as ``::ffff:127.0.0.1``, which no ``/etc/hosts`` lists,
 so each rank asks a name server. A server that cannot be reached, or that drops repeated questions, costs five
-seconds each time, twice: 90 tests in new processes took 9.2 to 10.6 s, and 5.5 s without these questions.
+seconds each time, twice: 90 tests in new processes took 9.2 to 10.6 s, and 5.5 s without these questions. Newer
+releases of torch stop asking after a failure: https://github.com/pytorch/pytorch/pull/159596.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ def own_cgroups() -> tuple[CgroupMount, ...]:
 def count_oom_kills(groups: tuple[CgroupMount, ...]) -> int:
     """Return the number of processes of these groups that the kernel has killed because memory ran out."""
     # Counts of these groups only: v2 includes the groups below, v1 counts each kill in the group of the victim.
+    # https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
     return sum(
         _number(group, "memory.events" if group.version == 2 else "memory.oom_control", "oom_kill")
         for group in groups
@@ -77,7 +78,8 @@ def describe_oom(groups: tuple[CgroupMount, ...]) -> str:
 
 def volunteer_for_oom(proc: Path = Path("/proc")) -> None:
     """Have the kernel choose this process before its supervisors when memory runs out."""
-    # By default it kills the largest process, which may be the controller.
+    # By default it kills the largest process, which may be the controller: oom_score_adj in
+    # https://docs.kernel.org/filesystems/proc.html.
     path = proc / "self/oom_score_adj"
     with contextlib.suppress(OSError, ValueError):
         path.write_text(str(min(1000, int(path.read_text()) + _HANDICAP)))

@@ -30,6 +30,7 @@ INTERNAL_FAILURE = 70
 """Exit code of a disttest child whose own code raised (EX_SOFTWARE of sysexits.h)."""
 
 # Constants of <linux/prctl.h>; the standard library has no binding.
+# https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -80,6 +80,8 @@ def _for_ever(timeout_s: float | None) -> float:
 
 
 def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
+    # torch keeps its groups in the private `_world`, and public functions raise for groups that are not in it:
+    # https://github.com/pytorch/pytorch/blob/main/torch/distributed/distributed_c10d.py
     description = pg.group_desc
     return Group(
         name=pg.group_name,

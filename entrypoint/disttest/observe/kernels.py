@@ -46,6 +46,7 @@ class Kernels:
     """The kernels, registered from construction until :meth:`remove`."""
 
     def __init__(self) -> None:
+        # The object below torch.library.Library: https://github.com/pytorch/pytorch/blob/main/torch/library.py
         self._libraries = {
             name: torch._C._dispatch_library("IMPL", name, "", __file__, 0)  # noqa: SLF001
             for name in ("c10d", "_c10d_functional")

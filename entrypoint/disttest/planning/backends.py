@@ -110,6 +110,7 @@ def accelerator_of(device: str) -> Accelerator:
 
 def default_backend(device: str, *, slices: bool = False) -> str:
     """Return the best backend for a device type; ``slices`` means that the devices are MIG slices."""
+    # NCCL takes the slices of one GPU for one device: https://github.com/NVIDIA/nccl/issues/1716
     for accelerator in ACCELERATORS:
         if accelerator.device == device and (backend_named(accelerator.backend).takes_slices or not slices):
             return accelerator.backend

@@ -18,7 +18,8 @@ from enum import StrEnum
 from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, Slot, TestCase, TestResult
 
 _SIGNS = (
-    # Messages of CUDA, NCCL, NVML and the kernel for failures of a device rather than of a program.
+    # Messages of CUDA, NCCL, NVML and the kernel for failures of a device rather than of a program. The driver's own
+    # codes are in https://docs.nvidia.com/deploy/xid-errors/index.html.
     (r"uncorrectable ECC|cudaErrorECC|ECC error", "an uncorrectable memory error"),
     (r"GPU is lost|fell off the bus|NVML_ERROR_GPU_IS_LOST|cudaErrorDevicesUnavailable", "a lost GPU"),
     (r"CUDA-capable device\(s\) is/are busy or unavailable", "a GPU that is busy or unavailable"),

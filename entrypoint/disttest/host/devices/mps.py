@@ -1,7 +1,8 @@
 """NVIDIA MPS: a daemon that lets the kernels of several processes run on one GPU at the same time.
 
 Without it the driver gives each process the whole GPU for a time slice. A collective of two ranks on one GPU then takes
-milliseconds, since each rank spins through its slice while its peer waits for the next one.
+milliseconds, since each rank spins through its slice while its peer waits for the next one. See
+https://docs.nvidia.com/deploy/mps/index.html.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The kernel releases a lock when the last process that inherited it ends, however it ends. A rank that cannot be
 killed therefore keeps its GPU from being leased again. Lock files remain; after SIGKILL nothing has to be cleaned.
-flock works between containers that mount the same directory of the host, and not on network file systems.
+flock (https://man7.org/linux/man-pages/man2/flock.2.html) works between containers that mount the same directory of the
+host, and not on network file systems.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """allure-pytest: one result for each test with a world, written by the controller from its verdict.
 
 allure builds a result while a test runs in its process. World tests do not run in this process. Once their verdict
-is known, its listener is taken through the same steps with pytest's reports of the test.
+is known, its listener is taken through the same steps with pytest's reports of the test. The format of a result:
+https://allurereport.org/docs/how-it-works-test-result-file/.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class _Popen(popen_forkserver.Popen):
         data = io.BytesIO()
         set_spawning_popen(self)
         try:
-            # as popen_spawn_posix does
+            # The same steps as https://github.com/python/cpython/blob/main/Lib/multiprocessing/popen_spawn_posix.py
             preparation = spawn.get_preparation_data(process_obj._name)  # noqa: SLF001
             reduction.dump(_Inherited(self, preparation, _role_of(process_obj)), data)
             reduction.dump(process_obj, data)

@@ -87,7 +87,9 @@ class _Measuring:
 
         inherited = _current()
         if inherited is not None:
-            inherited._auto_save = False  # noqa: SLF001  # the parent saves it
+            # The parent saves it. Coverage has no public switch for the exit handler that a fork inherits:
+            # https://github.com/nedbat/coveragepy/blob/master/coverage/control.py
+            inherited._auto_save = False  # noqa: SLF001
             inherited.stop()
         own = coverage.Coverage(config_file=f"{_DATA}{self._order.config}", data_suffix=False, messages=False)
         own.set_option("run:data_file", str(self._folder / f"{_FILE}.{os.getpid()}"))

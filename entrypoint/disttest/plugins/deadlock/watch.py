@@ -106,11 +106,10 @@ class DeadlockWatch(RankWatch):
         if words and not SIZES.search(words):
             return "", ()
         snapshots = {progress.rank: read_slot(self._slot(attempt, progress)) for progress in attempt.ranks}
+        # A crash has many reasons. gloo crashes inside a call if it receives more data than fits:
+        # https://github.com/NVIDIA/nccl/issues/1394 shows the message, https://github.com/pytorch/gloo/pull/456 improves it.
         if not words and not waits_in_differing_call(snapshots, rank):
-            return (
-                "",
-                (),
-            )  # a crash has many reasons; gloo crashes inside a call if it receives more data than fits
+            return "", ()
         odd = find_odd_rank(snapshots, rank)
         return describe_differing_calls(snapshots, rank), () if odd is None else (odd,)
 

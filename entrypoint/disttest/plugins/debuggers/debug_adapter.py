@@ -1,7 +1,7 @@
 """A rank under VS Code, or another client of the Debug Adapter Protocol: it waits for the client, and limits are
 suspended.
 
-debugpy listens inside the rank: a separate process would be one more leftover.
+debugpy (https://github.com/microsoft/debugpy) listens inside the rank: a separate process would be one more leftover.
 """
 
 from __future__ import annotations

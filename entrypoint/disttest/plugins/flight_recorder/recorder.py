@@ -1,4 +1,7 @@
-"""Reading of torch's flight recorder in the rank itself: gloo has no watchdog that would write it."""
+"""Reading of torch's flight recorder in the rank itself: gloo has no watchdog that would write it.
+
+The recorder: https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html.
+"""
 
 from __future__ import annotations
 

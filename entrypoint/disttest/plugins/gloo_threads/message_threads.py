@@ -3,7 +3,8 @@
 Such a thread (``gloo_tcp_loop``) wakes for each message. It spins on the lock of its connection until it gets the lock, or
 until the received data is claimed. Where ranks outnumber processors, it preempts the very thread that holds the lock and
 spins for the rest of its time slice: an ``all_reduce`` over 4 ranks on 2 processors takes 5 ms, and 1 ms without that. As
-batch work (``SCHED_BATCH``, sched(7)) a thread has the same share of the processors but never preempts a running thread.
+batch work (``SCHED_BATCH``) a thread has the same share of the processors but never preempts a running thread; see
+https://man7.org/linux/man-pages/man7/sched.7.html.
 ``python bench/gloo_threads.py`` measures it, also next to other programs that want the processors.
 
 Only these threads change: a rank that is batch work as a whole waits up to 11 ms after each message next to other
