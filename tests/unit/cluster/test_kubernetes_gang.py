@@ -56,7 +56,7 @@ class Cluster(Kubectl):
         self.board = PodBoard(self, "me", lambda: self.now_s)
         self.turn = Turn()
 
-    def say(self, *words: str, text: str = "") -> str:
+    def call(self, *words: str, text: str = "") -> str:
         self.asked.append(words)
         if not self.answers:
             raise KubectlRefusal("the connection was refused", words)
@@ -256,7 +256,7 @@ class TestWaiting:
         gang.step()
         assert gang.refused is not None
         assert gang.refused.state is JobState.REJECTED
-        assert cluster.turn.take(a_job(2)), "others may go on"
+        assert cluster.turn.acquire(a_job(2)), "others may go on"
 
     def test_an_image_that_is_not_there_is_refused(self, cluster: Cluster) -> None:
         gang = cluster.gang(a_job(nodes=1))
@@ -278,7 +278,7 @@ class TestWaiting:
         assert [pod["metadata"]["name"][-5:] for pod in cluster.made] == ["j1-n0", "j1-n1", "j3-n0"]
         for name in list(cluster.pods)[:2]:
             cluster.place(name)
-        until(cluster, first, lambda: cluster.turn.take(a_job(2)))
+        until(cluster, first, lambda: cluster.turn.acquire(a_job(2)))
         second.step()
         assert len(cluster.made) == 5
 
@@ -291,8 +291,8 @@ class TestWaiting:
         start_s = cluster.now_s
         until(cluster, gang, lambda: not cluster.pods)
         assert GANG_HOLD_S <= cluster.now_s - start_s < GANG_HOLD_S + 2 * KUBERNETES_LONGEST_POLL_S
-        assert cluster.turn.take(a_job(2))
-        cluster.turn.give(a_job(2))
+        assert cluster.turn.acquire(a_job(2))
+        cluster.turn.release(a_job(2))
         until(cluster, gang, lambda: len(cluster.made) == 4)
 
     def test_what_was_given_back_is_forgotten(self, cluster: Cluster) -> None:
@@ -342,7 +342,7 @@ class TestTheEnd:
     def test_a_pod_that_vanishes_was_deleted_by_others(self, cluster: Cluster) -> None:
         gang = self.running(cluster)
         cluster.pods.clear()
-        end = gang.end(told=False)
+        end = gang.end(asked=False)
         assert end.state is JobState.EVICTED
         assert "it was deleted from outside of this run" in end.reason
 
@@ -350,24 +350,24 @@ class TestTheEnd:
         gang = self.running(cluster)
         cluster.pods.clear()
         cluster.node_ready = "Unknown"
-        assert gang.end(told=False).state is JobState.NODE_LOST
+        assert gang.end(asked=False).state is JobState.NODE_LOST
 
     def test_a_pod_that_runs_on_has_lost_its_connection(self, cluster: Cluster) -> None:
         gang = self.running(cluster, nodes=1)
-        end = gang.end(told=False)
+        end = gang.end(asked=False)
         assert end.state is JobState.NODE_LOST
         assert "the connection to it was lost" in end.reason
 
     def test_a_pod_that_was_told_to_end_has_lost_nothing(self, cluster: Cluster) -> None:
         gang = self.running(cluster)
         cluster.node_ready = "Unknown"
-        assert gang.end(told=True).state is JobState.COMPLETED
-        assert gang.end(told=False).state is JobState.NODE_LOST
+        assert gang.end(asked=True).state is JobState.COMPLETED
+        assert gang.end(asked=False).state is JobState.NODE_LOST
 
     def test_an_api_server_that_does_not_answer(self, cluster: Cluster) -> None:
         gang = self.running(cluster)
         cluster.answers = False
-        assert gang.end(told=False).state is JobState.UNREACHABLE
+        assert gang.end(asked=False).state is JobState.UNREACHABLE
         assert not gang.remove()
 
     def test_everything_is_found_by_its_label(self, cluster: Cluster) -> None:

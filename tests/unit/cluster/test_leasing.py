@@ -177,8 +177,8 @@ def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
         recorder.event(TestCollected(at_s=0.0, test=test))
     expected = ExpectedNode(versions=VERSIONS, digest="d")
     conductor = LeaseConductor(JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: 0.0))
-    conductor.hear(0, NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d"))
-    conductor.hear(0, NodeDone(reason=reason))
+    conductor.receive(0, NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d"))
+    conductor.receive(0, NodeDone(reason=reason))
     conductor.close(JobOutcome(state=state, reason="its minutes are over"))
     journal.close()
 
@@ -198,7 +198,7 @@ def test_the_scheduler_has_longer_for_its_word_where_only_it_knows_why(
     expected = ExpectedNode(versions=VERSIONS, digest="d")
     setting = JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: now_s[0])
     conductor = LeaseConductor(setting)
-    conductor.hear(0, NodeDone(reason=reason))
+    conductor.receive(0, NodeDone(reason=reason))
     now_s[0] = limit_s
     assert not conductor.is_over
     now_s[0] = limit_s + 0.1

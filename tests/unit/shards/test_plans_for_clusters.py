@@ -16,7 +16,7 @@ from planning_cases import case
 
 from disttest.errors import DisttestError, SchedulerError, UsageError
 from disttest.extras.cluster.option_rows import RUN_OPTIONS
-from disttest.extras.cluster.place import Size, size_of, take_nodes
+from disttest.extras.cluster.place import Size, read_nodes, size_of
 from disttest.extras.cluster.protocol.launcher import Capacity
 from disttest.extras.shards.plan_command import plan_command
 from disttest.extras.shards.shard_plan import Grant, Plan, decode_plan
@@ -171,7 +171,7 @@ def taken(*arguments: str, grant: Grant | None) -> dict[str, Any]:
         if grant is not None:
             granted = granted_options(asked, grant, asked_nodes="nodes" in named)
             asked, named = asked | granted, named | granted.keys()
-        nodes = take_nodes(asked, named)
+        nodes = read_nodes(asked, named)
         chosen.update(nodes.given if nodes else asked, record=nodes.record() if nodes else {})
 
     command.main(list(arguments), standalone_mode=False)
@@ -235,6 +235,6 @@ def test_without_a_grant_nothing_changes() -> None:
 
 @pytest.mark.parametrize("option", [("--container", "docker"), ("--mount", "/data")])
 def test_what_is_said_of_a_container_needs_an_image(option: tuple[str, str]) -> None:
-    with pytest.raises(UsageError, match=f"{option[0]} is for an --image"):
+    with pytest.raises(UsageError, match=f"{option[0]} needs an --image"):
         taken(*option, grant=None)
     assert option[1] in str(taken(*option, "--image", "ours", grant=None))

@@ -41,7 +41,7 @@ def choose_nodes(request: RunRequest) -> Nodes | None:
         UsageError: an option is invalid on nodes.
     """
     asked = {option.field: request.settings[option.field] for option in RUN_OPTIONS}
-    nodes = take_nodes(asked, {row.field for row in request.given_settings})
+    nodes = read_nodes(asked, {row.field for row in request.given_settings})
     if nodes is not None:
         _refuse(request)
     return nodes
@@ -55,7 +55,7 @@ def _refuse(request: RunRequest) -> None:
         raise UsageError(f"--device {options.device} is a device of this machine only; leave out --launcher")
 
 
-def take_nodes(given: Mapping[str, Any], named: Collection[str]) -> Nodes | None:
+def read_nodes(given: Mapping[str, Any], named: Collection[str]) -> Nodes | None:
     """Check the options and return the nodes.
 
     Args:
@@ -154,7 +154,7 @@ class Nodes:
             prepared.directory,
             timings=known,
             signals=prepared.signals,
-            tell=_tell,
+            tell=_print,
         )
 
 
@@ -200,5 +200,5 @@ def size_of(capacity: Capacity, device: str) -> Size:
     return Size(nodes=capacity.nodes, gpus=capacity.cpus_per_node, device="cpu")
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     click.echo(text, color=False if environment().get("NO_COLOR") else None)

@@ -113,7 +113,7 @@ def _pids(options: LaunchOptions, facts: EngineFacts) -> int:
     return options.pids_limit
 
 
-def _takes_turns(options: LaunchOptions) -> bool:
+def _leases_gpus(options: LaunchOptions) -> bool:
     """Whether the run itself leases that many free and healthy GPUs, which all runs on this host share."""
     return options.lease_dir is not None and options.gpus.strip().isdigit()
 
@@ -126,7 +126,7 @@ def _grant_gpus(
 ) -> GpuGrant:
     share = environ.get("NVIDIA_VISIBLE_DEVICES")
     grant = choose_gpus(options.gpus, share=share, host=host_gpus, engine=facts.gpus)
-    if _takes_turns(options):
+    if _leases_gpus(options):
         return choose_gpus(ALL, share=share, host=host_gpus, engine=facts.gpus)
     return grant
 
@@ -175,16 +175,16 @@ def _add(paths: dict[str, Bind], path: Path, *, read_only: bool = False) -> None
 
 def _run_environment(options: LaunchOptions) -> dict[str, str]:
     """Return the variables for the run inside; its own flags take precedence."""
-    told = {}
+    variables = {}
     if options.results is not None:
-        told["DISTTEST_RESULTS"] = str(options.results.resolve())
+        variables["DISTTEST_RESULTS"] = str(options.results.resolve())
     if options.deadline_s:
-        told["DISTTEST_DEADLINE"] = f"{options.deadline_s:g}"
+        variables["DISTTEST_DEADLINE"] = f"{options.deadline_s:g}"
     if options.lease_dir is not None:
-        told["DISTTEST_LEASE_DIR"] = str(options.lease_dir.resolve())
-        if _takes_turns(options):
-            told["DISTTEST_GPUS"] = options.gpus.strip()
+        variables["DISTTEST_LEASE_DIR"] = str(options.lease_dir.resolve())
+        if _leases_gpus(options):
+            variables["DISTTEST_GPUS"] = options.gpus.strip()
     if options.cache is not None:
         cache = options.cache.resolve()
-        told |= {"XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
-    return told
+        variables |= {"XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    return variables

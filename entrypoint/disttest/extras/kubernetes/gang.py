@@ -42,14 +42,14 @@ class Turn:
         self._lock = threading.Lock()
         self._holder = ""
 
-    def take(self, job: JobSpec) -> bool:
+    def acquire(self, job: JobSpec) -> bool:
         """Take the turn for a job. Return whether it may be placed now."""
         with self._lock:
             if job.shape.nodes > 1 and self._holder in ("", job.name):
                 self._holder = job.name
             return job.shape.nodes == 1 or self._holder == job.name
 
-    def give(self, job: JobSpec) -> None:
+    def release(self, job: JobSpec) -> None:
         """Release the turn: the pods of the job are placed or gone."""
         with self._lock:
             if self._holder == job.name:
@@ -102,8 +102,8 @@ class PodGang:
         if self.refused is not None or self._clock() < self._next_s:
             return
         if self._names:
-            self.look()
-        elif self._turn.take(self._job):
+            self.poll()
+        elif self._turn.acquire(self._job):
             self._create()
 
     @property
@@ -129,7 +129,7 @@ class PodGang:
         try:
             self.owner_uid = self.owner_uid or self._create_owner()
             pods = pod_manifests(self._pod, names, self._job.name, self.owner_uid)
-            self._kubectl.say("create", "--filename=-", "--output=name", text=json.dumps(pods))
+            self._kubectl.call("create", "--filename=-", "--output=name", text=json.dumps(pods))
         except KubectlRefusal as refusal:
             self._on_refusal(refusal.complaint)
             return
@@ -141,17 +141,17 @@ class PodGang:
     def _create_owner(self) -> str:
         owner = json.dumps(owner_manifest(self._job, self._client))
         try:
-            said = self._kubectl.say("create", "--filename=-", "--output=json", text=owner)
+            output = self._kubectl.call("create", "--filename=-", "--output=json", text=owner)
         except KubectlRefusal as refusal:
             if "(AlreadyExists)" not in refusal.complaint:  # made by a request whose answer was lost
                 raise
-            said = self._kubectl.say("get", f"configmap/{self._job.name}", "--output=json")
-        return msgspec.json.decode(said, type=Owned).metadata.uid
+            output = self._kubectl.call("get", f"configmap/{self._job.name}", "--output=json")
+        return msgspec.json.decode(output, type=Owned).metadata.uid
 
     def _on_refusal(self, complaint: str) -> None:
         self.waits = words.waits_for_quota(complaint) or words.waits_for_server(complaint)
         if not self.waits:
-            self._turn.give(self._job)
+            self._turn.release(self._job)
             self.refused = words.refusal(complaint)
             return
         self._release(KUBERNETES_RETRY_S)
@@ -159,7 +159,7 @@ class PodGang:
     def _release(self, pause_s: float) -> None:
         """Release the pods: other jobs may need their nodes to finish."""
         self._kubectl.delete(f"--selector={JOB}={self._job.name}", kinds="pods")
-        self._turn.give(self._job)
+        self._turn.release(self._job)
         self.pods.clear()
         self.gone.clear()
         self._names, self._partly_s = (), None
@@ -168,7 +168,7 @@ class PodGang:
 
     # --- looking
 
-    def look(self, *, fresh: bool = False) -> bool:
+    def poll(self, *, fresh: bool = False) -> bool:
         """Poll the pods. Return whether the API server answered."""
         now_s = self._clock()
         interval_s = self._interval_s()
@@ -201,7 +201,7 @@ class PodGang:
             self.refused = words.stuck(hopeless, self._kubectl.events(hopeless))
         placed = [pod for pod in pods if pod.spec.node_name]
         if len(placed) == len(self._names):
-            self._turn.give(self._job)
+            self._turn.release(self._job)
         partly = bool(placed) and any(map(words.is_held, pods))
         self._partly_s = (self._partly_s or self._clock()) if partly else None
         if self._partly_s is not None and self._clock() - self._partly_s > GANG_HOLD_S:
@@ -209,28 +209,28 @@ class PodGang:
 
     # --- the end
 
-    def end(self, *, told: bool) -> JobOutcome:
+    def end(self, *, asked: bool) -> JobOutcome:
         """Return how the pods ended.
 
         Args:
-            told: whether the agents were asked to end. Then the pods are not waited for, and nodes of running pods are
+            asked: whether the agents were asked to end. Then the pods are not waited for, and nodes of running pods are
                 not queried. Otherwise the kubelets get time to report, and a pod that still runs has lost its
                 connection.
         """
-        deadline = self._clock() + (0.0 if told else KUBERNETES_FINAL_S)
-        while not (answered := self.look(fresh=True)) or len(self.over()) < len(self._names):
+        deadline = self._clock() + (0.0 if asked else KUBERNETES_FINAL_S)
+        while not (answered := self.poll(fresh=True)) or len(self.over()) < len(self._names):
             if self._clock() >= deadline:
                 break
             self._sleep(TICK_S)
-        ends = [self._end_of(node, told=told) for node in self.pods]
+        ends = [self._end_of(node, asked=asked) for node in self.pods]
         if not answered and not self.over():
             return JobOutcome(state=JobState.UNREACHABLE, reason="the API server does not answer")
         return words.end_of_job(ends)
 
-    def _end_of(self, node: int, *, told: bool) -> JobOutcome:
+    def _end_of(self, node: int, *, asked: bool) -> JobOutcome:
         pod = self.pods[node]
         gone = node in self.gone
-        if not gone and not pod.metadata.deletion_timestamp and (told or node in self.over()):
+        if not gone and not pod.metadata.deletion_timestamp and (asked or node in self.over()):
             return words.end_of_pod(pod) or JobOutcome(state=JobState.COMPLETED)
         end = words.end_of_pod(pod, self._kubectl.events(pod), self._node_of(pod), gone=gone)
         return end or words.connection_lost(pod)
@@ -240,5 +240,5 @@ class PodGang:
 
     def remove(self) -> bool:
         """Delete all objects of the job. Return whether the API server confirmed it."""
-        self._turn.give(self._job)
+        self._turn.release(self._job)
         return not self.owner_uid or self._kubectl.delete(f"--selector={JOB}={self._job.name}")

@@ -52,7 +52,7 @@ class Kubectl:
         """Return the command line of a call without a time limit."""
         return [*self._base, *words]
 
-    def say(self, *words: str, text: str = "") -> str:
+    def call(self, *words: str, text: str = "") -> str:
         """Call kubectl with a text as its input, and return its output.
 
         Raises:
@@ -61,7 +61,7 @@ class Kubectl:
         """
         try:
             argv = self.command(f"--request-timeout={KUBERNETES_ANSWER_S:g}s", *words)
-            said = call(argv, self.environ, limit_s=2 * KUBERNETES_ANSWER_S, text=text)
+            ended = call(argv, self.environ, limit_s=2 * KUBERNETES_ANSWER_S, text=text)
         except OSError as error:
             raise SchedulerError(
                 f"cannot run kubectl ({error.strerror}); --launcher kubernetes needs it on this machine, with a configuration "
@@ -70,14 +70,14 @@ class Kubectl:
         except subprocess.TimeoutExpired:
             complaint = f"the API server does not answer within {2 * KUBERNETES_ANSWER_S:g} s"
             raise KubectlRefusal(complaint, words) from None
-        if said.returncode:
-            raise KubectlRefusal(clean(said.stderr) or f"exit code {said.returncode}", words)
-        return said.stdout
+        if ended.returncode:
+            raise KubectlRefusal(clean(ended.stderr) or f"exit code {ended.returncode}", words)
+        return ended.stdout
 
     def read(self, kind: type[_T], *words: str) -> _T | None:
         """Read an object or a list; None if it does not exist or there is no answer."""
         try:
-            return msgspec.json.decode(self.say("get", *words, "--output=json"), type=kind)
+            return msgspec.json.decode(self.call("get", *words, "--output=json"), type=kind)
         except (KubectlRefusal, *UNREADABLE):
             return None
 
@@ -94,7 +94,7 @@ class Kubectl:
     def delete(self, *which: str, kinds: str = "configmaps,pods") -> bool:
         """Delete owners and pods without waiting. Return whether the API server confirmed it."""
         try:
-            self.say("delete", kinds, *which, "--wait=false", "--ignore-not-found")
+            self.call("delete", kinds, *which, "--wait=false", "--ignore-not-found")
         except KubectlRefusal as refusal:
             return "NotFound" in refusal.complaint
         return True

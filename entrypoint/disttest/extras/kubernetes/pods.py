@@ -158,7 +158,7 @@ def capacity_of(nodes: Sequence[Node], wanted: WantedPod, resource: str, schedul
     Raises:
         SchedulerError: there is no such node.
     """
-    usable = [node for node in nodes if _takes(node, wanted)]
+    usable = [node for node in nodes if _accepts(node, wanted)]
     if not usable:
         raise SchedulerError(
             f"none of {len(nodes)} nodes is ready and accepts such pods; see kubectl get nodes, "
@@ -171,7 +171,7 @@ def capacity_of(nodes: Sequence[Node], wanted: WantedPod, resource: str, schedul
     return Capacity(nodes=len(same), gpus_per_node=most, cpus_per_node=max(1, cpus), scheduler=scheduler)
 
 
-def _takes(node: Node, wanted: WantedPod) -> bool:
+def _accepts(node: Node, wanted: WantedPod) -> bool:
     if node.ready.status != "True" or node.spec.unschedulable:
         return False
     if any(node.metadata.labels.get(key) != value for key, value in wanted.spec.node_selector.items()):

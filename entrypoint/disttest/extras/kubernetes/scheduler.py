@@ -97,14 +97,14 @@ class KubernetesRun:
         while not self._is_over():
             before = self._seen
             for line in self._streams.round(TICK_S):
-                yield from self._take(line)
+                yield from self._handle_line(line)
             self._step()
             yield from self._ended_nodes()
             if self._seen != before:
                 yield Changed(description=self._seen)
         self._streams.signal(signal.SIGKILL)
         for line in self._streams.lines(TICK_S):  # the rest of the pipes
-            yield from self._take(line)
+            yield from self._handle_line(line)
 
     def _ended_nodes(self) -> Iterator[RunEvent]:
         """Report each node whose pod has ended: the stream of a lost node stays open."""
@@ -132,7 +132,7 @@ class KubernetesRun:
 
     # --- what happens
 
-    def _take(self, line: OutputLine | None) -> Iterator[RunEvent]:
+    def _handle_line(self, line: OutputLine | None) -> Iterator[RunEvent]:
         if line is None:
             yield Idle()
         elif line.error:
@@ -197,7 +197,7 @@ class KubernetesRun:
     def _keep_limits(self) -> None:
         waited_s = time.monotonic() - self._cancelled_s
         if waited_s > JOB_CANCEL_S and self._end is None:
-            self._end = self._gang.end(told=True)
+            self._end = self._gang.end(asked=True)
             self._gang.remove()
         if waited_s > KUBERNETES_KILL_S:
             self._streams.signal(signal.SIGKILL)
@@ -210,7 +210,7 @@ class KubernetesRun:
             self._gang.refused
             or self._end
             or (stream_refusal(complaints) if unheard else None)
-            or self._gang.end(told=bool(self._cancelled))
+            or self._gang.end(asked=bool(self._cancelled))
         )
         if self._cancelled and end.state in (JobState.COMPLETED, JobState.UNREACHABLE):
             return JobOutcome(state=JobState.CANCELLED, reason=self._cancelled, exit_code=end.exit_code)
@@ -246,10 +246,10 @@ class KubernetesLauncher:
             SchedulerError: kubectl is missing, the cluster is out of reach, or access to nodes is denied.
         """
         try:
-            version = json.loads(self._kubectl.say("version", "--output=json"))
+            version = json.loads(self._kubectl.call("version", "--output=json"))
         except KubectlRefusal as refusal:
             raise SchedulerError(f"{refusal}. {words.refusal(refusal.complaint).advice}") from None
-        nodes = msgspec.json.decode(self._kubectl.say("get", "nodes", "--output=json"), type=ListOf[Node])
+        nodes = msgspec.json.decode(self._kubectl.call("get", "nodes", "--output=json"), type=ListOf[Node])
         wanted = msgspec.convert(self._merged({}), type=WantedPod)
         resource = self._options.gpu_resource or manifests.GPU_RESOURCE
         scheduler = f"Kubernetes {version['serverVersion']['gitVersion']}"
@@ -282,7 +282,7 @@ class KubernetesLauncher:
             f"--patch={json.dumps(patch)}",
         )
         merged: manifests.Manifest = json.loads(
-            self._kubectl.say("patch", "--local", *words, "--output=json")
+            self._kubectl.call("patch", "--local", *words, "--output=json")
         )
         if merged.get("kind") != "Pod":
             raise SchedulerError(

@@ -105,12 +105,12 @@ def disttest_leaves_tests(config: pytest.Config) -> bool | None:
 @hookimpl
 def disttest_run_session(session: pytest.Session) -> bool | None:
     """Run the test of the recording in place of the session."""
-    told = session.config.getoption("disttest_replay")
-    if not told:
+    encoded = session.config.getoption("disttest_replay")
+    if not encoded:
         return None
     from disttest.extras.replay.replaying import replay_session
 
-    replay_session(session, told)
+    replay_session(session, encoded)
     return True
 
 

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from disttest.extras.replay.player import Player
 
 
-def replay_session(session: pytest.Session, told: str) -> None:
+def replay_session(session: pytest.Session, encoded: str) -> None:
     """Run the test of a recording as an ordinary process does.
 
     Args:
         session: session that has collected the test.
-        told: the recording and its outcome, as JSON.
+        encoded: the recording and its outcome, as JSON.
     """
     # This process forks nothing from here on, so threads and CUDA are allowed.
     allow_threads()
     use_cuda_freely()
-    replay_rank(session, msgspec.json.decode(told, type=RecordedOutcome))
+    replay_rank(session, msgspec.json.decode(encoded, type=RecordedOutcome))
 
 
 def replay_rank(session: pytest.Session, expected: RecordedOutcome) -> None:
@@ -133,8 +133,8 @@ class _Report:
 
         stopped = self._player.stopped
         bad = (each for each in self._reports if outcome_of(each).is_bad)
-        told = (each for each in self._reports if outcome_of(each) is not Outcome.PASSED)
-        decides = next(bad, None) or next(told, None)
+        encoded = (each for each in self._reports if outcome_of(each) is not Outcome.PASSED)
+        decides = next(bad, None) or next(encoded, None)
         diverged = isinstance(stopped, Diverged)
         return Replayed(
             outcome=outcome_of(decides) if decides else Outcome.PASSED,

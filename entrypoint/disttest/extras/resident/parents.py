@@ -72,12 +72,12 @@ def _describe(endpoint: ParentEndpoint) -> str:
     process = endpoint.parent()
     if process is None:
         return ""
-    told = ask_status(endpoint)
-    if told is None:
+    status = ask_status(endpoint)
+    if status is None:
         return f"pid {process.pid}: does not answer"
     memory = psutil.Process(process.pid).memory_info().rss >> 20
-    kept = f"with {', '.join(told.imports)}, " if told.imports else ""
+    kept = f"with {', '.join(status.imports)}, " if status.imports else ""
     return (
-        f"pid {process.pid} for {told.folder}: {count(told.runs, 'run')} in {duration(told.age_s)}, {memory} MiB, {kept}"
-        f"ends after {duration(told.idle_s)} without a run"
+        f"pid {process.pid} for {status.folder}: {count(status.runs, 'run')} in {duration(status.age_s)}, {memory} MiB, {kept}"
+        f"ends after {duration(status.idle_s)} without a run"
     )

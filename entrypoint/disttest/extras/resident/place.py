@@ -45,8 +45,8 @@ def is_private(folder: str) -> bool:
 
 def name_for(tests: str) -> str:
     """Return the stem of the file names for a folder of tests and for commands in the circumstances of this process."""
-    told = "\n".join([tests, *_circumstances()])
-    return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]
+    identity = "\n".join([tests, *_circumstances()])
+    return hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 @contextlib.contextmanager

@@ -32,9 +32,9 @@ class SavedFiles:
         self._seen: dict[Path, tuple[int, int]] = {}
         self.names: dict[Path, frozenset[str]] = {}
         self.interval_s = interval_s
-        self.look()
+        self.scan()
 
-    def look(self) -> tuple[Path, ...]:
+    def scan(self) -> tuple[Path, ...]:
         """Return the files that are new, changed or gone since the last scan."""
         began_s = time.monotonic()
         now = dict(_files(self._folder))

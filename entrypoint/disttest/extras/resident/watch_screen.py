@@ -104,11 +104,11 @@ class _Watch:
         """Run until the user quits."""
         self._start(self._targets, "the first run")
         try:
-            while self._take_key(self._wait()):
+            while self._handle_key(self._wait()):
                 if self._child is not None and self._child.poll() is not None:
-                    self._take_results()
-                if saved := self._files.look():
-                    self._take_saved(saved)
+                    self._read_results()
+                if saved := self._files.scan():
+                    self._handle_saved(saved)
         except KeyboardInterrupt:
             return
         except OSError as error:
@@ -130,7 +130,7 @@ class _Watch:
         # Of keys in quick succession the last one counts: each run would only end the one before.
         return "q" if not keys or "q" in keys else keys[-1]
 
-    def _take_key(self, key: str) -> bool:
+    def _handle_key(self, key: str) -> bool:
         """Handle a key. Return False to quit."""
         match key:
             case "q":
@@ -143,7 +143,7 @@ class _Watch:
                 self._show_log()
         return True
 
-    def _take_saved(self, saved: Sequence[Path]) -> None:
+    def _handle_saved(self, saved: Sequence[Path]) -> None:
         tests = {Path(file) for file in (*self._broken, *(known.file for known in self._known.values()))}
         touched = find_touched(saved, sorted(tests), self._files.names) if tests else None
         targets = self._targets if touched is None else tuple(map(str, sorted(touched)))
@@ -195,7 +195,7 @@ class _Watch:
             self._child.close()
             self._child = None
 
-    def _take_results(self) -> None:
+    def _read_results(self) -> None:
         assert self._child is not None
         self._child.close()
         self._child = None
@@ -240,23 +240,23 @@ class _Watch:
 
     def _draw(self) -> None:
         """Draw the screen: the current run, the failures, the keys."""
-        told = [f"{_FAILED} {file}: {one_line(why, 200)}" for file, why in self._broken.items()]
-        told += [
+        lines = [f"{_FAILED} {file}: {one_line(why, 200)}" for file, why in self._broken.items()]
+        lines += [
             f"{_FAILED} {known.outcome.test.nodeid}: {one_line(known.outcome.final.message, 200)}"
             for known in self._failed()
         ]
-        _show([f"disttest watch {' '.join(self._targets)}: {self._why}", self._verdict(len(told)), *told])
+        _show([f"disttest watch {' '.join(self._targets)}: {self._why}", self._verdict(len(lines)), *lines])
 
     def _verdict(self, failing: int) -> str:
         if self._child is not None:
             return "running"
         if self._last is None:
-            said = (
+            output = (
                 self._output().read_text(errors="replace").strip().splitlines()
                 if self._output().exists()
                 else []
             )
-            return f"nothing was run: {said[-1] if said else 'it printed nothing'}"
+            return f"nothing was run: {output[-1] if output else 'it printed nothing'}"
         spent = duration(self._last.ended_at_s - self._last.started_at_s)
         ran = f"the last run: {count(len(self._last.tests), 'test')} in {spent}"
         known = count(len(self._known), "test")

@@ -83,7 +83,7 @@ def plan_command(
         largest = max((pool.gpus for pool in pools), default=given["slots_per_runner"])
         made = make_plan(collect(targets, flags, extra, largest), timings, given, pools)
         _write(given["output"], encode_plan(made).decode())
-        _tell(made, given["output"], given["matrix"])
+        _print_plan(made, given["output"], given["matrix"])
         if made.last is None and not given["allow_empty"]:
             warn("no tests to plan; pass --allow-empty to accept that")
             click.get_current_context().exit(ExitCode.NOTHING_COLLECTED)
@@ -164,7 +164,7 @@ def render_plan(plan: Plan) -> str:
     return "\n".join([*lines, summary])
 
 
-def _tell(plan: Plan, output: Path, matrix: Path | None) -> None:
+def _print_plan(plan: Plan, output: Path, matrix: Path | None) -> None:
     line = json.dumps(render_matrix(plan), separators=(",", ":"))
     to_stdout = matrix == Path("-")
     click.echo(f"{render_plan(plan)}\nplan written to {output}", err=to_stdout)

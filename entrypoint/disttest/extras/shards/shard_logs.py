@@ -34,12 +34,12 @@ class ShardLogs:
             return record
         parts = record.log.split("/")
         name = "+".join(quote(part, safe="[]", errors="replace") for part in parts[parts[0] == "logs" :])
-        if not self._take(record.log, name):
+        if not self._import_log(record.log, name):
             self.missing += 1
             return msgspec.structs.replace(record, log="")
         return msgspec.structs.replace(record, log=f"{self._folder}/{name}")
 
-    def _take(self, log: str, name: str) -> bool:
+    def _import_log(self, log: str, name: str) -> bool:
         # Only a regular file below the shard's own results directory is a log: artifacts are untrusted input.
         try:
             fd = self._tree.open(log)

@@ -126,7 +126,7 @@ class SlurmRun:
             before = self._seen
             self._keep_limits()
             if line is not None:
-                yield from self._take(line)
+                yield from self._handle_line(line)
             else:
                 yield Idle()
             if time.monotonic() >= self._next_poll_s:
@@ -155,7 +155,7 @@ class SlurmRun:
         self._processes = PipedProcesses([self._program])
         self._processes.send(bytes(self._sent))
 
-    def _take(self, line: OutputLine) -> Iterator[RunEvent]:
+    def _handle_line(self, line: OutputLine) -> Iterator[RunEvent]:
         if line.error:
             text = line.text.decode("utf-8", "replace")
             self._complaints = [*self._complaints, text][-_COMPLAINTS_KEPT:]
@@ -274,13 +274,15 @@ class SlurmLauncher:
         Raises:
             SchedulerError: Slurm is missing, out of reach or too old, or the partition does not exist.
         """
-        scheduler = self._say(["srun", "--version"]).strip()
+        scheduler = self._output_of(["srun", "--version"]).strip()
         words.parse_version(scheduler)
         partition = self._options.partition
         if partition:
-            self._say(["scontrol", "show", "partition", partition])
+            self._output_of(["scontrol", "show", "partition", partition])
         where = [f"--partition={partition}"] if partition else []
-        return words.parse_capacity(self._say(["sinfo", "-h", *where, "-o", words.SINFO_FORMAT]), scheduler)
+        return words.parse_capacity(
+            self._output_of(["sinfo", "-h", *where, "-o", words.SINFO_FORMAT]), scheduler
+        )
 
     def start(self, job: JobSpec) -> SlurmRun:
         """Submit a job.
@@ -309,7 +311,7 @@ class SlurmLauncher:
         lines = said.stdout.splitlines() if said is not None and said.returncode == 0 else []
         return [name for name in map(str.strip, lines) if name.startswith(NAME_PREFIX)]
 
-    def _say(self, argv: Sequence[str]) -> str:
+    def _output_of(self, argv: Sequence[str]) -> str:
         """Return the output of a command; raise its error message."""
         try:
             said = call(argv, self._environ, limit_s=2 * SLURM_ANSWER_S)

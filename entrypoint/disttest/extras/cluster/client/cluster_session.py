@@ -222,7 +222,7 @@ def _conduct_all(
     if not jobs:
         return
     for job in jobs:
-        recorder.told(f"{job.name}: {len(job.tests)} tests on {job.shape}")
+        recorder.show_progress(f"{job.name}: {len(job.tests)} tests on {job.shape}")
     at_once = min(at_once, len(jobs))
     if (room := room_for(at_once)) < at_once:
         recorder.noted(

@@ -129,7 +129,7 @@ class Conductor(ABC):
 
     # --- for `conduct`
 
-    def hear(self, node: int, message: FromNode) -> Sequence[Message]:
+    def receive(self, node: int, message: FromNode) -> Sequence[Message]:
         """Handle a message of a node, and return the orders in reply."""
         now_s = self._clock()
         self._heard_s[node] = now_s
@@ -176,9 +176,9 @@ class Conductor(ABC):
     def note(self, seen: RunDescription) -> None:
         """Record a description from the scheduler."""
         if seen.state is JobState.QUEUED and seen.reason and seen.reason != self._scheduler.reason:
-            self._recorder.told(f"{self.job.name} waits: {seen.reason}")
+            self._recorder.show_progress(f"{self.job.name} waits: {seen.reason}")
         if seen.state is JobState.RUNNING and seen.reason and seen.reason != self._scheduler.reason:
-            self._recorder.told(f"{self.job.name} is {seen.reason}")
+            self._recorder.show_progress(f"{self.job.name} is {seen.reason}")
         self._scheduler = seen
 
     def node_ended(self, node: int, how: str) -> None:
@@ -318,7 +318,7 @@ def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
         orders: list[Message] = []
         match event:
             case Output(line=line):
-                orders += _take(line, reader, conductor)
+                orders += _receive(line, reader, conductor)
             case NodeEnded(node=node, how=how):
                 conductor.node_ended(node, how)
             case Changed(description=description):
@@ -335,14 +335,14 @@ def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
             return
 
 
-def _take(line: bytes, reader: LineReader, conductor: Conductor) -> Iterable[Message]:
+def _receive(line: bytes, reader: LineReader, conductor: Conductor) -> Iterable[Message]:
     if not is_ours(line):
         conductor.keep_output(line)
         return []
     orders: list[Message] = []
     try:
         for node, message in reader.feed(line):
-            orders += conductor.hear(node, message)
+            orders += conductor.receive(node, message)
     except ProtocolError as error:
         conductor.fail(JobState.NODE_LOST, str(error))
     return orders

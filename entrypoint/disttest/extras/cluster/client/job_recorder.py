@@ -57,7 +57,7 @@ class JobRecorder(EventWriter):
         """Record a note for the reader."""
         super().noted(clean_text(message), nodeid, shown=shown)
 
-    def told(self, message: str) -> None:
+    def show_progress(self, message: str) -> None:
         """Print progress on the terminal only."""
         with self._lock:
             self._tell(message)
@@ -65,7 +65,7 @@ class JobRecorder(EventWriter):
     def output(self, rank: int, lines: Sequence[str]) -> None:
         """Print output of a running rank on the terminal only: it comes again with the log."""
         tag = rank_tag(rank, colour=True)
-        self.told("\n".join(f"{tag} {clean_text(line)}" for line in lines))
+        self.show_progress("\n".join(f"{tag} {clean_text(line)}" for line in lines))
 
     def log(self, path: str, text: str) -> None:
         """Write a rank's log. It comes from another machine, so a path outside the tree of logs is dropped."""

@@ -47,10 +47,10 @@ class LeaseConductor(Conductor):
     def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
         """Take over an event of the node's journal."""
         if isinstance(message, JournalLine):
-            self._take(_decoder.decode(message.event), self._offsets_s.get(node, 0.0), self._name(node))
+            self._take_over(_decoder.decode(message.event), self._offsets_s.get(node, 0.0), self._name(node))
         return ()
 
-    def _take(self, event: AnyEvent, offset_s: float, host: str) -> None:
+    def _take_over(self, event: AnyEvent, offset_s: float, host: str) -> None:
         prefix = f"{self.job.job_id}."
         at_s = event.at_s + offset_s
         match event:

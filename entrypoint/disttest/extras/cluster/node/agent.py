@@ -69,7 +69,7 @@ class Work(Protocol):
     def descriptors(self) -> list[int]:
         """Return the descriptors that become readable when there may be more messages."""
 
-    def obey(self, line: bytes) -> None:
+    def handle_order(self, line: bytes) -> None:
         """Handle an order of the client."""
 
     def cancel(self, reason: str) -> None:
@@ -108,12 +108,12 @@ class Agent:
                 if job is not None:
                     self._supervise(self._start(job, Path(folder)), signals)
             except DisttestError as error:
-                self._say(Refused(host=self._assignment.host, message=str(error)))
+                self._send(Refused(host=self._assignment.host, message=str(error)))
             left = kill_descendants()
             if left:
-                self._say(NodeNote(message=f"node {self._assignment.host}: could not be killed: {left}"))
+                self._send(NodeNote(message=f"node {self._assignment.host}: could not be killed: {left}"))
         self._leave_word()
-        self._say(NodeDone(reason=self._reason))
+        self._send(NodeDone(reason=self._reason))
         self._flush(AGENT_FLUSH_S)
 
     # --- beginning
@@ -170,7 +170,7 @@ class Agent:
             self._note_signal(signals)
             for line in self._receive():
                 if not self._is_ending(line):
-                    work.obey(line)
+                    work.handle_order(line)
             self._pass_on(work)
             self._check_client()
             self._end_if_asked(work)
@@ -187,7 +187,7 @@ class Agent:
         for body in work.lines():
             self._out += self._writer.lines(body)
         if monotonic() - self._said_s >= NODE_ALIVE_S:
-            self._say(Alive())
+            self._send(Alive())
         self._flush(0.0)
 
     def _check_client(self) -> None:
@@ -213,7 +213,7 @@ class Agent:
             with contextlib.suppress(OSError):
                 Path(self._assignment.last_word).write_text(self._reason, "utf-8", "replace")
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._said_s = monotonic()
         self._out += self._writer.lines(msgspec.json.encode(message))
         self._flush(0.0)

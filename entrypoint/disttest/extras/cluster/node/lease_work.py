@@ -122,7 +122,7 @@ class LeaseWork:
             event = _decoder.decode(text)
             for message in self._messages(event, text):
                 yield msgspec.json.encode(message)
-        yield from map(msgspec.json.encode, self._live.look())
+        yield from map(msgspec.json.encode, self._live.poll())
 
     def _messages(self, event: AnyEvent, text: bytes) -> Iterator[Message]:
         if isinstance(event, RunStarted):
@@ -159,7 +159,7 @@ class LeaseWork:
         self._offset += len(chunk)
         return list(filter(None, self._read.feed(chunk)))
 
-    def obey(self, line: bytes) -> None:
+    def handle_order(self, line: bytes) -> None:
         """Ignore orders: a lease knows only the end."""
 
     def cancel(self, reason: str) -> None:

@@ -57,7 +57,7 @@ class LiveLines:
         if self._asked:
             self._followed[nodeid] = GrowingLogs(folder)
 
-    def look(self) -> Iterator[RankOutput]:
+    def poll(self) -> Iterator[RankOutput]:
         """Yield new output within the ranks' allowances."""
         for logs in self._followed.values():
             for log in logs.found_in(self._results):

@@ -172,38 +172,38 @@ class PartitionController(Listener):
             self._pool.watch_also(self._line, self._on_line)
             while not self._over:
                 self._pool.wait(TICK_S if self._live.is_following else IDLE_S)
-                self._send_all(self._live.look())
+                self._send_all(self._live.poll())
 
     # --- orders
 
     def _on_line(self) -> None:
         for order in self._line.receive():
-            self._obey(order)
+            self._handle_order(order)
         if self._line.closed:
             self._pool.end_all("the agent is gone")
             self._over = True
 
-    def _obey(self, order: ToNode) -> None:
+    def _handle_order(self, order: ToNode) -> None:
         match order:
             case OpenWorld(world=world):
                 self._open(world)
             case JoinWorld():
                 self._join(order)
             case RunShare():
-                self._tell_world(RunNext())
+                self._send_to_world(RunNext())
             case EndShare(test=test):
-                self._tell_world(PeerFailed(), test)
+                self._send_to_world(PeerFailed(), test)
             case EvidenceComplete(test=test):
-                self._tell_world(EvidenceAgreed(), test)
+                self._send_to_world(EvidenceAgreed(), test)
             case CloseWorld():
-                self._tell_world(Dismiss())
+                self._send_to_world(Dismiss())
             case CancelJob(reason=reason):
                 self._pool.end_all(reason)
                 self._over = True
             case FinishJob():
                 self._over = True
 
-    def _tell_world(self, message: Message, test: int | None = None) -> None:
+    def _send_to_world(self, message: Message, test: int | None = None) -> None:
         """Pass an order on. An order for a test that is over comes too late and is dropped."""
         world = self._world
         if world is None:

@@ -82,7 +82,7 @@ class PartitionWork:
         except ConnectionResetError:
             return b""
 
-    def obey(self, line: bytes) -> None:
+    def handle_order(self, line: bytes) -> None:
         """Pass an order on; orders are short, and the process always reads them."""
         self._line.setblocking(True)
         with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ class PartitionWork:
 
     def cancel(self, reason: str) -> None:
         """Ask it to end its world, with evidence."""
-        self.obey(msgspec.json.encode(CancelJob(reason=reason)))
+        self.handle_order(msgspec.json.encode(CancelJob(reason=reason)))
 
     def exit_reason(self) -> str:
         """Return why it ended irregularly; empty if it did not."""

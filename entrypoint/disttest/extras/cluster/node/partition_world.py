@@ -109,10 +109,10 @@ class PartitionWorld(WorldSupervisor):
 
     def _new_attempt(self, **given: Any) -> Attempt:
         attempt = _SharedAttempt(**given)
-        attempt.on_failure = self._tell_failure
+        attempt.on_failure = self._report_failure
         return attempt
 
-    def _tell_failure(self) -> None:
+    def _report_failure(self) -> None:
         self._controller.send(RankFailedFirst())
 
     def _on_order(self, message: object) -> None:
@@ -142,9 +142,9 @@ class PartitionWorld(WorldSupervisor):
 
     def _judge(self, attempt: JudgedAttempt) -> TestResult:
         """Return the records of these ranks; the client judges with the records of all nodes."""
-        return self._told(attempt.attempt)
+        return self._records_of(attempt.attempt)
 
-    def _told(self, attempt: Attempt) -> TestResult:
+    def _records_of(self, attempt: Attempt) -> TestResult:
         records = tuple(progress.record(attempt.started_s) for progress in attempt.ranks)
         return TestResult(
             nodeid=attempt.test.nodeid,

@@ -69,9 +69,9 @@ class Exchanges:
                 if rank not in members or not streams.keys() >= set(members):
                     continue  # not a group of the ranks of this world
                 if not signature.is_p2p:
-                    self._take_collective(rank, index, signature)
+                    self._add_collective(rank, index, signature)
                 elif signature.peer not in (rank, ANY_SOURCE):
-                    self._take_message(rank, index, signature, blind)
+                    self._add_message(rank, index, signature, blind)
         self.diverged = {group for group in self.collectives if self._cut(group)}
         """Groups whose ranks made different calls at the same number; nothing after that can be compared."""
 
@@ -103,7 +103,7 @@ class Exchanges:
         for rank, stream in self._streams.items():
             yield from ((rank, each) for each in stream.signatures if each.peer == ANY_SOURCE)
 
-    def _take_collective(self, rank: int, index: int, signature: CallSignature) -> None:
+    def _add_collective(self, rank: int, index: int, signature: CallSignature) -> None:
         group = self._group(signature)
         exchanges = self.collectives.setdefault(group, [])
         number = self._next(rank, group)
@@ -111,7 +111,7 @@ class Exchanges:
             exchanges.append(Exchange(group=group, number=number, members=group.ranks, is_p2p=False))
         exchanges[number - 1].calls[rank] = index
 
-    def _take_message(
+    def _add_message(
         self, rank: int, index: int, signature: CallSignature, blind: set[tuple[StreamGroup, int]]
     ) -> None:
         group, peer = self._group(signature), signature.peer

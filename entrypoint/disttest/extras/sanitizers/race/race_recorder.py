@@ -79,11 +79,11 @@ class RaceRecorder(SanitizerRecorder):
     def on_issue(self, call: Call) -> None:
         """Check the inputs and outputs of a call like those of any operation."""
         self._has_issued = True
-        self._look_at_windows(call)
+        self._check_windows(call)
         if call.group.queues and (call.is_functional or not call.by_cpp):
             self._begin_issue(call)
 
-    def _look_at_windows(self, call: Call) -> None:
+    def _check_windows(self, call: Call) -> None:
         if not self._windows:
             return
         in_place = self._make.is_in_place(call, self._rank)

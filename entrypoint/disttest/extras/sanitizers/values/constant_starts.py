@@ -148,7 +148,7 @@ class ConstantStarts:
             return None
         rows = math.prod(output.place.shape[: len(output.place.shape) - len(observation.place.shape)])
         following = iter(self._index.of_rank[observation.rank][output.position + 1 :])
-        call = next((each for each in following if _takes(each, output)), None)
+        call = next((each for each in following if _is_gather_of(each, output)), None)
         used_by = next((each for each in following if _is_of_other_module(each, output)), None)
         if call is None or used_by is None or len(call.place.ranks) < 2:
             return None
@@ -297,7 +297,7 @@ def _is_of_other_module(observation: Observation, output: Observation) -> bool:
     return place.role is Role.MODULE and not contains
 
 
-def _takes(observation: Observation, output: Observation) -> bool:
+def _is_gather_of(observation: Observation, output: Observation) -> bool:
     """Whether a call gathers the output of a module. The content decides, since views and copies are other tensors.
 
     A copy may permute dimensions; its norm is then the same except for rounding.
