@@ -87,7 +87,7 @@ def test_a_namespace_where_nothing_is_allowed(make: Make) -> None:
     (end,) = ended(make("echo", partition="kube-system"), nodes=1).ends
     assert end.end.state is JobState.REJECTED
     assert "cannot create resource" in end.end.reason
-    assert "docs/clusters.md" in end.end.advice
+    assert "docs/kubernetes.md" in end.end.advice
 
 
 def test_nodes_that_were_given_back_are_asked_for_again_and_attached_to(

@@ -64,7 +64,7 @@ def test_a_user_who_may_make_pods_and_not_attach_to_them(lab: KubernetesLab) -> 
         message = message_of(lab, **lab.plane.environment("stranger"))
     assert "rejected: " in message
     assert 'User "stranger" cannot create resource "pods/attach"' in message
-    assert "docs/clusters.md" in message
+    assert "docs/kubernetes.md" in message
 
 
 @contextlib.contextmanager

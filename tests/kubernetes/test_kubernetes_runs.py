@@ -78,7 +78,7 @@ def test_what_ranks_print_is_shown_while_they_run(lab: KubernetesLab) -> None:
 
 def test_the_command_of_the_page(lab: KubernetesLab, namespace: str) -> None:
     """As it stands there; the pod of its file is the tests' own, and of the suite one file is enough."""
-    ((typed, _),) = commands(blocks("docs/clusters.md", "Kubernetes"))
+    ((typed, _),) = commands(blocks("docs/kubernetes.md", "Run it"))
     assert f" --partition {namespace} " in typed
     lab.write_template(image=IMAGE)
     lab.template.rename(lab.folder / "pod.yaml")

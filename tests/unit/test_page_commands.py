@@ -57,7 +57,7 @@ TYPED = {
         ("docs/clusters.md", "Plans"),
     },
     "tests/kubernetes/test_kubernetes_runs.py::test_the_command_of_the_page": {
-        ("docs/clusters.md", "Kubernetes")
+        ("docs/kubernetes.md", "Run it")
     },
 }
 """Test -> pages, or titles of a page, that it types as they stand."""

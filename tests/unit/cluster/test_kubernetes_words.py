@@ -307,7 +307,7 @@ class TestRefusals:
             (
                 'Error from server (Forbidden): pods is forbidden: User "x" cannot create resource "pods" in API group ""',
                 JobState.REJECTED,
-                "docs/clusters.md",
+                "docs/kubernetes.md",
             ),
             (
                 "error: You must be logged in to the server (Unauthorized)",

@@ -318,7 +318,7 @@ _REFUSALS = (
     (
         _FORBIDDEN,
         JobState.REJECTED,
-        "See the role that disttest needs in docs/clusters.md (kubectl auth can-i --list shows yours)",
+        "See the role that disttest needs in docs/kubernetes.md (kubectl auth can-i --list shows yours)",
     ),
     (
         r"\(Unauthorized\)|must be logged in|provide credentials",
