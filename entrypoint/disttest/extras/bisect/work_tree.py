@@ -1,0 +1,188 @@
+"""Checks commits out in a work tree of its own, and runs the test there. The user's tree stays as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from disttest.errors import ExitCode, UsageError
+from disttest.extras.bisect.search import Tried
+from disttest.model import Cause
+from disttest.reports.text import one_line
+from disttest.results.events import Noted
+from disttest.results.fold import RunResult, fold
+from disttest.results.journal import FILE_NAME, read_events
+
+# Hooks of the user's repository are for the user's own check-outs.
+_GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
+
+
+def git(folder: Path, *words: str) -> str:
+    """The output of git.
+
+    Raises:
+        UsageError: git is not installed, or refuses; the message has its reason.
+    """
+    try:
+        ended = subprocess.run(
+            [*_GIT, "-C", str(folder), *words], capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise UsageError(f"git cannot be started: {error.strerror}; install git") from error
+    if ended.returncode:
+        reason = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        raise UsageError(f"git {words[0]} failed: {reason[-1]}")
+    return ended.stdout.strip()
+
+
+def commits_between(folder: Path, good: str, bad: str) -> list[str]:
+    """The commits from a good one to a bad one, both included. A merge counts as one commit.
+
+    Raises:
+        UsageError: one of them does not exist, or the good one is not an ancestor of the bad one.
+    """
+    first, last = _commit(folder, good), _commit(folder, bad)
+    if first == last:
+        raise UsageError(f"GOOD and BAD are the same commit, {first[:10]}; give two")
+    if git(folder, "merge-base", first, last) != first:
+        raise UsageError(
+            f"GOOD ({good}) is not an ancestor of BAD ({bad}); give an older commit of the same branch"
+        )
+    return [first, *git(folder, "rev-list", "--reverse", "--first-parent", f"{first}..{last}").splitlines()]
+
+
+def _commit(folder: Path, name: str) -> str:
+    try:
+        return git(folder, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
+    except UsageError as error:
+        raise UsageError(f"{name!r} is not a commit here ({error}); give a hash, a tag or a branch") from None
+
+
+@contextmanager
+def work_tree(folder: Path, commit: str) -> Iterator[Path]:
+    """A work tree for the time of a search."""
+    with tempfile.TemporaryDirectory(prefix="disttest-bisect-") as temporary:
+        tree = Path(temporary) / "tree"
+        git(folder, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        try:
+            yield tree
+        finally:
+            git(folder, "worktree", "remove", "--force", str(tree))
+
+
+class TestRuns:
+    """Runs the test at commits.
+
+    Args:
+        tree: the work tree.
+        prefix: the folder in it that corresponds to the user's.
+        words: of ``disttest run``, behind its name; pytest's arguments come last.
+        pytest_args: what is for pytest.
+        results: folder for the results of all runs.
+        prepare: script that prepares each commit.
+        environ: environment of the runs.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        tree: Path,
+        prefix: str,
+        words: Sequence[str],
+        pytest_args: Sequence[str],
+        results: Path,
+        prepare: Path | None,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._tree, self._folder = tree, tree / prefix
+        self._words, self._pytest_args = words, pytest_args
+        self._results, self._prepare, self._environ = results, prepare, environ
+        self._commit, self._batches, self._why_not = "", 0, ""
+
+    def run(self, commit: str, times: int, *, until_failure: bool) -> Tried:
+        """Run the test at a commit so many times, or until it fails."""
+        if commit != self._commit:
+            self._check_out(commit)
+        if self._why_not:
+            return Tried(why_not=self._why_not)
+        self._batches += 1
+        into = self._results / f"{self._batches:03}-{commit[:10]}"
+        into.mkdir(parents=True)
+        options = ["--repeat", str(times), "--results", str(into)]
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "disttest",
+            "run",
+            *self._words,
+            *options,
+            "--",
+            *["-x"] * until_failure,
+            *self._pytest_args,
+        ]
+        output = into.with_suffix(".txt")
+        self._started(argv, output)
+        tried = read_batch(into)
+        if not tried.why_not:
+            return tried
+        last = output.read_text(errors="replace").strip().rpartition("\n")[2]
+        return Tried(why_not=f"{tried.why_not}: {one_line(last, 200)}" if last else tried.why_not)
+
+    def _check_out(self, commit: str) -> None:
+        git(self._tree, "checkout", "--quiet", "--force", "--detach", commit)
+        # Caches and builds of another commit would decide.
+        git(self._tree, "clean", "-ffdxq")
+        self._commit, self._why_not = commit, ""
+        if not self._folder.is_dir():
+            self._why_not = "this folder is not in the commit"
+        elif self._prepare is not None:
+            code = self._started(["bash", str(self._prepare)], self._results / f"prepare-{commit[:10]}.txt")
+            self._why_not = f"{self._prepare.name} ended with exit code {code}" if code else ""
+
+    def _started(self, argv: Sequence[str], output: Path) -> int:
+        with output.open("wb") as file:
+            child = subprocess.Popen(
+                argv,
+                cwd=self._folder,
+                env=dict(self._environ),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+            try:
+                return child.wait()
+            except BaseException:
+                child.terminate()
+                child.wait()
+                raise
+
+
+def read_batch(results: Path) -> Tried:
+    """The result of a batch from its journal. What a broken machine has spoiled says nothing."""
+    journal = results / FILE_NAME
+    if not journal.is_file():
+        return Tried(why_not="the run left no results")
+    events = [*read_events(journal)]
+    if all(isinstance(event, Noted) for event in events):
+        return Tried(why_not="the run left no results")
+    run = fold(events)
+    finals = [test.final for test in run.tests]
+    failed = sum(final.outcome.is_bad and final.cause is not Cause.INFRASTRUCTURE for final in finals)
+    passed = sum(final.outcome.has_run and not final.outcome.is_bad for final in finals)
+    if failed or passed:
+        return Tried(passed=passed, failed=failed)
+    return Tried(why_not=_reason(run))
+
+
+def _reason(run: RunResult) -> str:
+    if run.collection_errors:
+        return "it cannot be collected"
+    if run.exit_code == ExitCode.NOTHING_COLLECTED or not run.tests:
+        return "there is no such test"
+    return run.reason or "no test ran"

@@ -1,0 +1,137 @@
+"""``disttest bisect`` over real commits, in a work tree of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from lab import Lab
+
+IDENTITY = {f"GIT_{who}_{what}": f"{who}@x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+TEST = """
+import helper
+import pytest
+
+@pytest.mark.world_size(2)
+def test_step(world):
+    assert helper.is_right(), "boom"
+"""
+RIGHT = "def is_right():\n    return True\n"
+FLAKY = """
+import random
+
+def is_right():
+    return random.SystemRandom().random() > 0.5
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    environ = os.environ | IDENTITY | {"GIT_CONFIG_GLOBAL": os.devnull}
+    ended = subprocess.run(
+        ["git", *words], cwd=folder, env=environ, check=True, capture_output=True, text=True
+    )
+    return ended.stdout.strip()
+
+
+def committed(folder: Path, message: str, **files: str) -> str:
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", message)
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def project(lab: Lab) -> Lab:
+    git(lab.folder, "init", "--quiet", "--initial-branch", "main")
+    (lab.folder / ".gitignore").write_text("results*\n__pycache__\n.pytest_cache\n")
+    return lab
+
+
+def test_a_flaky_test_of_ranks_in_a_subfolder_is_bisected(project):
+    sub = project.folder / "sub"
+    sub.mkdir()
+    commits = [committed(sub, "0", test_step=TEST, helper=RIGHT), committed(sub, "does nothing")]
+    commits.append(committed(sub, "breaks it", helper=FLAKY))
+    commits.append(committed(sub, "cannot be imported", helper="1 +"))
+    commits.append(committed(sub, "last", helper=FLAKY))
+    (sub / "helper.py").write_text("a change of the user")
+    inner = Lab(sub)
+    ended = inner.run(
+        "bisect", "test_step.py::test_step", commits[0], "HEAD", "--rate", "0.5", "--world-sizes", "2"
+    )
+
+    assert ended.exit_code == 0, ended.output
+    assert re.search(
+        rf"first bad commit: {commits[2][:10]} breaks it \(9\d % sure, \d+ runs\)", ended.output
+    ), ended.output
+    assert git(project.folder, "worktree", "list").count("\n") == 0
+    assert (sub / "helper.py").read_text() == "a change of the user"
+    assert [*(sub / "results-bisect").glob("*/events.jsonl")]
+
+
+def test_a_script_prepares_each_commit_and_pytest_arguments_arrive(project):
+    commits = [
+        committed(project.folder, "0", test_mine="def test_x():\n    import built\n    assert built.OK\n")
+    ]
+    commits += [committed(project.folder, "1"), committed(project.folder, "2", broken="")]
+    (project.folder / "prepare.sh").write_text(
+        'echo "OK = $([ -e broken.py ] && echo False || echo True)" >built.py\n'
+    )
+    words = (
+        "bisect",
+        "test_mine.py::test_x",
+        commits[0],
+        commits[2],
+        "--prepare",
+        "prepare.sh",
+        "--rate",
+        "1",
+    )
+    ended = project.run(*words, "--", "-p", "no:cacheprovider")
+
+    assert f"first bad commit: {commits[2][:10]} 2" in ended.output, ended.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("t.py", "nowhere", "HEAD"), "'nowhere' is not a commit here"),
+        (("t.py", "HEAD", "HEAD"), "GOOD and BAD are the same commit"),
+        (("t.py", "HEAD", "HEAD~1"), "GOOD (HEAD) is not an ancestor of BAD (HEAD~1)"),
+        (("t.py", "HEAD~1", "HEAD", "--repeat", "3"), "leave --repeat out"),
+        (("t.py", "HEAD~1", "HEAD", "--rate", "0"), "'0' is not a number above 0"),
+        (("t.py", "HEAD~1", "HEAD", "--prepare", "gone.sh"), "--prepare gone.sh is not a file"),
+        (("t.py", "HEAD~1", "HEAD"), "the test cannot run at BAD"),
+    ],
+)
+def test_refusals(project, words, message):
+    committed(project.folder, "0")
+    committed(project.folder, "1")
+    ended = project.run("bisect", *words)
+
+    assert ended.exit_code == 4, ended.output
+    assert message in ended.output
+    assert git(project.folder, "worktree", "list").count("\n") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_that_is_cancelled_leaves_no_work_tree(project, number):
+    slow = "import time\n\ndef test_x():\n    print('begun', flush=True)\n    time.sleep(60)\n"
+    committed(project.folder, "0", test_mine=slow)
+    committed(project.folder, "1")
+    process = project.start("bisect", "test_mine.py::test_x", "HEAD~1", "HEAD")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("bisect: 2 commits")
+    while not [*project.folder.glob("results-bisect/*/events.jsonl")]:
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+
+    assert process.returncode == 130, output
+    assert git(project.folder, "worktree", "list").count("\n") == 0
