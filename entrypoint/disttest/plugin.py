@@ -259,7 +259,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         _once_all_is_imported.pop()()
     if config.stash[RUN].runs_tests:
         with _journal_is_written():
-            config.stash[RUN].take(session.items)
+            config.stash[RUN].accept_tests(session.items)
 
 
 def _enable_gc() -> None:

@@ -101,7 +101,7 @@ def run(options):
 
     def make(driver, **given):
         devices = Devices(options(driver, **given))
-        devices.take("a run", say=lambda _: None)
+        devices.acquire("a run", say=lambda _: None)
         made.append(Run(devices))
         return made[-1]
 
@@ -434,7 +434,7 @@ def test_what_a_run_takes(fake, options, monkeypatch, facts, given, visible, slo
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     devices = Devices(options(fake(facts), **given))
-    devices.take("a run", say=lambda _: None)
+    devices.acquire("a run", say=lambda _: None)
 
     assert [slot.name for slot in devices.slots][: len(slots)] == slots
     devices.release()
@@ -472,7 +472,7 @@ def test_worlds_on_the_cpu_leave_cores_to_the_ranks_on_gpus(
     cpu = CpuShare(online=cores, affinity=cores)
     devices.machine = msgspec.structs.replace(devices.machine, cpu=cpu)
     devices.look = lambda: devices.machine
-    devices.take("a run", say=lambda _: None)
+    devices.acquire("a run", say=lambda _: None)
     alone = devices.threads(WorldShape(size=1, backend="nccl", device="cuda"))
 
     devices.reserve_cpu_slots(beside_gpus=True)

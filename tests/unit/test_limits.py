@@ -74,6 +74,7 @@ NO_LIMITS = {
     "extras/shards/shard_plan.py": "the least work that is worth a shard",
     "extras/cluster/allocations.py": "the least work that is worth a lease",
     "results/durations.py": "how far clocks of two machines may differ",
+    "reports/aggregates.py": "the least time that counts as slow",
     "reports/junit_case.py": "a time that publishers do not drop",
     "host/leftovers/strays.py": "the kernel's unit of time",
     "host/bounded.py": "the longest wait that poll(2) takes",

@@ -72,7 +72,7 @@ class Tally:
         """Number of tests that make the run red."""
         return self.failed + self.infrastructure
 
-    def take(self, test: TestOutcome, gpus: dict[str, int]) -> None:
+    def add(self, test: TestOutcome, gpus: dict[str, int]) -> None:
         """Count a test; ``gpus`` maps worlds to the number of their GPUs."""
         kind = classify(test)
         setattr(self, kind, getattr(self, kind) + 1)
@@ -107,7 +107,7 @@ def tally(run: RunResult) -> Tally:
     total = Tally()
     gpus = gpus_by_world(run.worlds)
     for test in run.tests:
-        total.take(test, gpus)
+        total.add(test, gpus)
     return total
 
 
@@ -132,7 +132,7 @@ def table(run: RunResult) -> list[Row]:
     for test in run.tests:
         shape = test.test.world
         key = (shape.size, str(shape)) if shape else (0, ORDINARY)
-        groups[test.test.suite].setdefault(key, Tally()).take(test, gpus)
+        groups[test.test.suite].setdefault(key, Tally()).add(test, gpus)
     return [
         Row(suite=suite, shape=key[1], tally=shapes[key])
         for suite, shapes in groups.items()

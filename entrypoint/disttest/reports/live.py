@@ -35,9 +35,9 @@ class LiveView:
         # Whether a prompt is visible; the view then waits for the next event.
         self._steps_aside = False
 
-    def take(self, event: AnyEvent) -> None:
+    def handle(self, event: AnyEvent) -> None:
         """Show an event."""
-        self._progress.take(event)
+        self._progress.handle(event)
         self._steps_aside = False
         match event:
             case TestFinished(result=result, again=True):

@@ -77,7 +77,7 @@ class Progress:
     left_unknown: int = 0
     """Number of tests without a result that earlier runs do not know."""
 
-    def take(self, event: AnyEvent) -> None:
+    def handle(self, event: AnyEvent) -> None:
         """Update from an event."""
         self.now_s = max(self.now_s, event.at_s)
         match event:

@@ -35,7 +35,7 @@ class RunView(Protocol):
     shows_failures: bool
     """Whether each failure is shown in full when it occurs, so that the end need not repeat it."""
 
-    def take(self, event: AnyEvent) -> None:
+    def handle(self, event: AnyEvent) -> None:
         """Show an event."""
 
     def show(self, text: str, *, error: bool) -> None:
@@ -74,9 +74,9 @@ class PlainView:
         self._spoke_at_s = 0.0
         self._shown_at_s = 0.0
 
-    def take(self, event: AnyEvent) -> None:
+    def handle(self, event: AnyEvent) -> None:
         """Show an event."""
-        self._progress.take(event)
+        self._progress.handle(event)
         match event:
             case RunStarted():
                 self._spoke_at_s = event.at_s
@@ -194,7 +194,7 @@ class RelayView:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def take(self, event: AnyEvent) -> None:
+    def handle(self, event: AnyEvent) -> None:
         """Do nothing: pytest shows it."""
 
     def show(self, text: str, *, error: bool) -> None:

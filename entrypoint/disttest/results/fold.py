@@ -191,7 +191,7 @@ class Folding:
         self.shards: list[ShardSpan] = []
         self.last_at_s = 0.0
 
-    def take(self, event: AnyEvent) -> None:  # noqa: C901 - one line for each kind of event
+    def handle(self, event: AnyEvent) -> None:  # noqa: C901 - one line for each kind of event
         """Fold an event."""
         self.last_at_s = max(self.last_at_s, event.at_s)
         match event:
@@ -359,5 +359,5 @@ def fold(events: Iterable[AnyEvent]) -> RunResult:
     """
     folding = Folding()
     for event in events:
-        folding.take(event)
+        folding.handle(event)
     return folding.result()

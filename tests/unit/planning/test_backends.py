@@ -112,7 +112,7 @@ def test_another_kind_of_accelerator_is_a_row_and_the_gpus_that_were_found(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
 
     devices = run_devices.Devices(RunOptions(lease_dir=tmp_path))
-    devices.take("this test", say=pytest.fail)
+    devices.acquire("this test", say=pytest.fail)
     devices.release()
 
     assert (2, "xpu") == (devices.size, devices.target_host().device)

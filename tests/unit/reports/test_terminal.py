@@ -143,7 +143,7 @@ class TestFinal:
 
 def fed(view: LiveView | PlainView, sample: SampleRun) -> None:
     for event in sample.events:
-        view.take(event)
+        view.handle(event)
 
 
 CRASH = 'Current thread (most recent call first):\n  File "t.py", line 3 in test_x'
@@ -180,7 +180,7 @@ def test_what_pytest_has_shown_is_not_shown_again(make):
     where = console()
     view = make(where)
     for message, shown in (("told by pytest", True), ("told by nobody", False)):
-        view.take(Noted(at_s=1.0, message=message, shown=shown))
+        view.handle(Noted(at_s=1.0, message=message, shown=shown))
     view.close()
 
     assert "told by nobody" in said(where)
@@ -243,7 +243,7 @@ class TestPlainView:
         view = PlainView(where)
         for event in sample.events:
             if not isinstance(event, TestFinished):
-                view.take(event)
+                view.handle(event)
         view.tick(EPOCH_S + 29)
         assert said(where) == ""
         view.tick(EPOCH_S + 31)
@@ -261,7 +261,7 @@ class TestPlainView:
     def test_files_that_could_not_be_collected_are_told_in_full(self):
         where = console()
         view = PlainView(where)
-        view.take(CollectionFailed(at_s=EPOCH_S, nodeid="test_x.py", message="line 1\nImportError: no"))
+        view.handle(CollectionFailed(at_s=EPOCH_S, nodeid="test_x.py", message="line 1\nImportError: no"))
 
         assert (
             said(where)
@@ -351,7 +351,7 @@ class TestLiveView:
         sample.test(Outcome.SKIPPED, name="test_skipped", message="no GPU", seconds=0.0)
         sample.test(Outcome.NOT_RUN, name="test_after", message="not run: stopping", seconds=0.0)
         for event in sample.events:
-            progress.take(event)
+            progress.handle(event)
 
         assert status_line(progress).plain.startswith("2/2 · 1 skipped · 1 not run")
 
@@ -361,7 +361,7 @@ class TestLiveView:
         sample.test(slots=("gpu:0", "gpu:1"))
         for event in sample.events:
             if type(event).__name__ not in ("TestFinished", "WorldEnded"):
-                progress.take(event)
+                progress.handle(event)
         progress.now_s = EPOCH_S + 7
         where = console()
         where.print(render_live(progress, height=24))
@@ -374,7 +374,7 @@ class TestLiveView:
         sample.test(slots=("gpu:2",), size=1)
         for event in sample.events:
             if type(event).__name__ in ("TestCollected", "WorldStarted"):
-                progress.take(event)
+                progress.handle(event)
         progress.now_s = EPOCH_S + 3
         where = console()
         where.print(render_live(progress, height=24))
@@ -388,7 +388,7 @@ class TestLiveView:
         sample.test(name="test_" + "x" * 300, slots=tuple(f"gpu:{n}" for n in range(64)), size=64)
         for event in sample.events:
             if type(event).__name__ not in ("TestFinished", "WorldEnded"):
-                progress.take(event)
+                progress.handle(event)
         where = console(width=width)
         where.print(render_live(progress, height=24))
 
@@ -397,7 +397,7 @@ class TestLiveView:
     def test_says_that_it_collects_before_anything_is_known(self):
         progress = Progress()
         for event in SampleRun().events:
-            progress.take(event)
+            progress.handle(event)
         progress.now_s = EPOCH_S + 4
 
         assert status_line(progress).plain == "collecting · 4.0 s"
@@ -409,7 +409,7 @@ class TestLiveView:
             sample.test(name=f"test_{number}", at_s=EPOCH_S)
         for event in sample.events:
             if type(event).__name__ not in ("TestFinished", "WorldEnded"):
-                progress.take(event)
+                progress.handle(event)
         where = console(width=40)
         where.print(render_live(progress, height=24))
 
@@ -438,7 +438,7 @@ class TestTimeLeft:
         for event in sample.events:
             finished += isinstance(event, TestFinished)
             if finished <= 2 or isinstance(event, TestCollected):
-                progress.take(event)
+                progress.handle(event)
         return progress
 
     def test_unknown_tests_take_as_long_as_the_others_did(self):
@@ -457,8 +457,8 @@ class TestTimeLeft:
     def test_the_time_so_far_counts_from_the_command_the_time_left_from_the_first_test(self):
         progress = Progress()
         for event in SampleRun().events:
-            progress.take(event)
-            progress.take(msgspec.structs.replace(event, at_s=EPOCH_S + 5))
+            progress.handle(event)
+            progress.handle(msgspec.structs.replace(event, at_s=EPOCH_S + 5))
         progress.now_s = EPOCH_S + 6
 
         assert status_line(progress).plain == "collecting · 6.0 s"
@@ -468,7 +468,7 @@ class TestTimeLeft:
         asked = []
         progress = Progress(expect=lambda test: asked.append(test.name) or 2.0)
         for event in sample_of_three().events:
-            progress.take(event)
+            progress.handle(event)
 
         assert len(asked) == 3
         assert progress.left_known_s == 0.0

@@ -391,5 +391,5 @@ class TestFollowing:
         events = [START, *OWED, done("a"), TestStarted(at_s=2.0, nodeid="b")]
         folding = Folding()
         for count, event in enumerate(events, 1):
-            folding.take(event)
+            folding.handle(event)
             assert fold(events[:count]) == folding.result()

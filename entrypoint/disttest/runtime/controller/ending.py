@@ -85,7 +85,7 @@ class _Reading:
         unwritten = self._journal.unwritten[self._kept :]
         self._kept += len(unwritten)
         for event in (*self._follower.new_events(), *cast("list[AnyEvent]", unwritten)):
-            self._folding.take(event)
+            self._folding.handle(event)
         return self._folding.result()
 
     def anew(self) -> RunResult:

@@ -89,7 +89,7 @@ class Retries:
         left = budget - self._spent[result.nodeid, cause]
         return result.outcome.is_bad and left > 0 and not self._stopped
 
-    def take(self, test: TestCase, judged: TestJudged) -> float | None:
+    def schedule_retry(self, test: TestCase, judged: TestJudged) -> float | None:
         """Schedule another attempt; return the delay in seconds, or None if this attempt counts."""
         result = judged.result
         cause = result.cause or Cause.TEST

@@ -167,7 +167,7 @@ class Devices:
         ]
         return [*faults, *quarantined]
 
-    def take(self, who: str, *, say: Callable[[str], None], timeout_s: float = LEASE_WAIT_S) -> None:
+    def acquire(self, who: str, *, say: Callable[[str], None], timeout_s: float = LEASE_WAIT_S) -> None:
         """Lease the GPUs, and hide all others from this process and its descendants. Waits until they are free.
 
         A driver that cannot serve the installed torch is refused first.

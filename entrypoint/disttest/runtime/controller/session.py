@@ -236,15 +236,15 @@ class RunSession:
         self.config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in mine])
         items[:] = [item for item in items if item.nodeid in mine]
 
-    def take(self, items: list[pytest.Item]) -> None:
+    def accept_tests(self, items: list[pytest.Item]) -> None:
         """Describe the collected tests, and open the journal if there is anything to record."""
         if self._refused is not None:
             self._end_early(self._refused)
         # Other projects may use marks of these names with values that are invalid here.
         if self._asked or any(self.needs_ranks(item) or needed_gpus(item) for item in items):
-            self._take(items)
+            self._accept_tests(items)
 
-    def _take(self, items: list[pytest.Item]) -> None:
+    def _accept_tests(self, items: list[pytest.Item]) -> None:
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
         _check_names(test.nodeid for _, test in self.pairs)
         _check_paths(self.config.rootpath, self.options.results, tests=[test for _, test in self.pairs])
@@ -375,7 +375,7 @@ class RunSession:
         # Leave time before the deadline to report that the GPUs did not become free.
         wait_s = min(left_s - min(REFUSAL_S, left_s / 4), LEASE_WAIT_S)
         try:
-            self.devices.take(name_run(self.config.args), say=self._say, timeout_s=wait_s)
+            self.devices.acquire(name_run(self.config.args), say=self._say, timeout_s=wait_s)
         except DisttestError as error:
             self._end_early(error)
 

@@ -88,7 +88,7 @@ class Verdicts:
 
     def _decide(self, test: TestCase, judged: TestJudged) -> None:
         """Schedule a retry, or report the result."""
-        pause_s = self._retries.take(test, judged)
+        pause_s = self._retries.schedule_retry(test, judged)
         if pause_s is None:
             self._report_verdict(test, judged)
             return

@@ -90,16 +90,16 @@ class Watch:
             self._session_ended = True
         if not self._session_ended:
             self._show(texts)
-        self._take(events)
+        self._handle_all(events)
         if self._session_ended:
             self._show(texts)
         # Frames that nothing displays are dropped, not kept.
         if not stalled_s:
-            self._tell(lambda view: view.tick(self._now()))
+            self._call_view(lambda view: view.tick(self._now()))
 
     def child_ended(self) -> None:
         """Handle the remaining output after the child and its descendants have ended."""
-        self._take(self._follower.new_events())
+        self._handle_all(self._follower.new_events())
         while texts := self._new_texts(None):
             self._show(texts)
         for output in self._outputs:
@@ -108,22 +108,22 @@ class Watch:
 
     def close(self) -> None:
         """Finish: no other child will start."""
-        self._take(self._follower.close())
+        self._handle_all(self._follower.close())
         self.cut_short = self._follower.cut_short
-        self._tell(lambda view: view.close())
+        self._call_view(lambda view: view.close())
 
-    def take(self, event: AnyEvent) -> None:
+    def handle(self, event: AnyEvent) -> None:
         """Add an event of the supervisor, which the view need not show."""
-        self.folding.take(event)
+        self.folding.handle(event)
 
-    def _take(self, events: Iterable[AnyEvent]) -> None:
+    def _handle_all(self, events: Iterable[AnyEvent]) -> None:
         for event in events:
-            self.folding.take(event)
-            self._tell(lambda view, event=event: view.take(event))  # type: ignore[misc]
+            self.folding.handle(event)
+            self._call_view(lambda view, event=event: view.handle(event))  # type: ignore[misc]
 
     def _show(self, texts: Iterable[tuple[str, bool]]) -> None:
         for text, error in texts:
-            self._tell(lambda view, text=text, error=error: view.show(text, error=error))  # type: ignore[misc]
+            self._call_view(lambda view, text=text, error=error: view.show(text, error=error))  # type: ignore[misc]
 
     def _new_texts(self, poller: select.poll | None) -> list[tuple[str, bool]]:
         """Read pytest's output; True marks its error output."""
@@ -134,11 +134,11 @@ class Watch:
                     poller.unregister(output.reader)
         return texts
 
-    def _tell(self, tell: Callable[[RunView], None]) -> None:
+    def _call_view(self, call: Callable[[RunView], None]) -> None:
         if self._view is None:
             return
         try:
-            tell(self._view)
+            call(self._view)
         except Exception as error:  # noqa: BLE001 - a terminal that is gone must not take the run with it
             self._give_up(f"{type(error).__name__}: {error}")
 

@@ -402,7 +402,7 @@ def _join(ends: Sequence[_End]) -> Conclusion:
 
 def _append(journal: Journal, watch: Watch, event: AnyEvent) -> None:
     """Append an event; on a full disk it is part of the reports all the same."""
-    watch.take(event)
+    watch.handle(event)
     with contextlib.suppress(JournalError):
         journal.append(event)
 

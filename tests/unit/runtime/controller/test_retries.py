@@ -60,7 +60,7 @@ def made(retries=0, infra_retries=0):
 def test_a_class_that_starts_its_ranks_may_share_gpus_in_its_next_attempt_too(kind):
     """With fewer GPUs than ranks it would never start otherwise."""
     retries, _ = made(retries=1)
-    retries.take(msgspec.structs.replace(TEST, kind=kind), judged(retries))
+    retries.schedule_retry(msgspec.structs.replace(TEST, kind=kind), judged(retries))
 
     assert [batch.shares for batch in retries.due()] == [kind is not WorldKind.RANKS]
 
@@ -68,26 +68,26 @@ def test_a_class_that_starts_its_ranks_may_share_gpus_in_its_next_attempt_too(ki
 def test_without_retries_every_failure_counts():
     retries, _ = made()
 
-    assert retries.take(TEST, judged(retries)) is None
+    assert retries.schedule_retry(TEST, judged(retries)) is None
     assert not retries.open
 
 
 def test_a_failure_is_tried_again_at_once_alone_in_a_new_world_until_the_budget_is_spent():
     retries, _ = made(retries=2)
     for attempt in (2, 3):
-        assert 0 == retries.take(TEST, judged(retries))
+        assert 0 == retries.schedule_retry(TEST, judged(retries))
         (batch,) = retries.due()
         assert ((TEST.nodeid,), TEST.world, Isolation.FRESH) == (batch.nodeids, batch.shape, batch.isolation)
         assert attempt == retries.attempt_of(TEST.nodeid)
 
-    assert retries.take(TEST, judged(retries)) is None
+    assert retries.schedule_retry(TEST, judged(retries)) is None
 
 
 def test_batches_have_names_of_their_own():
     retries, _ = made(retries=2)
     names = []
     for _ in range(2):
-        retries.take(TEST, judged(retries))
+        retries.schedule_retry(TEST, judged(retries))
         names += [batch.batch_id for batch in retries.due()]
 
     assert 2 == len(set(names))
@@ -95,9 +95,9 @@ def test_batches_have_names_of_their_own():
 
 def test_a_pass_needs_no_other_attempt():
     retries, _ = made(retries=1)
-    retries.take(TEST, judged(retries))
+    retries.schedule_retry(TEST, judged(retries))
 
-    assert retries.take(TEST, judged(retries, Outcome.PASSED)) is None
+    assert retries.schedule_retry(TEST, judged(retries, Outcome.PASSED)) is None
     assert [] == retries.unresolved()
 
 
@@ -105,7 +105,7 @@ def test_a_broken_machine_has_a_budget_and_growing_pauses_of_its_own():
     retries, clock = made(retries=1, infra_retries=3)
     pauses = []
     for _ in range(3):
-        pauses.append(retries.take(TEST, judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE)))
+        pauses.append(retries.schedule_retry(TEST, judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE)))
         assert [] == list(retries.due())
         assert pauses[-1] == pytest.approx(retries.due_in_s())
         clock.now_s += pauses[-1]
@@ -113,8 +113,8 @@ def test_a_broken_machine_has_a_budget_and_growing_pauses_of_its_own():
 
     assert all(pause <= RETRY_LONGEST_PAUSE_S + RETRY_FIRST_PAUSE_S for pause in pauses)
     assert RETRY_FIRST_PAUSE_S <= pauses[0] < pauses[2]
-    assert retries.take(TEST, judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE)) is None
-    assert 0 == retries.take(TEST, judged(retries))
+    assert retries.schedule_retry(TEST, judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE)) is None
+    assert 0 == retries.schedule_retry(TEST, judged(retries))
 
 
 def test_nothing_waits_for_ever():
@@ -125,7 +125,7 @@ def test_nothing_waits_for_ever():
 
 def test_a_skip_after_a_failure_is_still_that_failure():
     retries, _ = made(retries=1)
-    retries.take(TEST, judged(retries))
+    retries.schedule_retry(TEST, judged(retries))
 
     counted = retries.counted(judged(retries, Outcome.SKIPPED, message="no more")).result
 
@@ -162,7 +162,7 @@ PASSED, FAILED, SKIPPED, XFAILED = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPP
 )
 def test_an_attempt_that_evades_the_failure_does_not_undo_it(first, second, outcome, stands):
     retries, _ = made(retries=1)
-    retries.take(TEST, again(retries, FAILED, *first))
+    retries.schedule_retry(TEST, again(retries, FAILED, *first))
 
     counted = retries.counted(again(retries, outcome, *second)).result
 
@@ -172,7 +172,7 @@ def test_an_attempt_that_evades_the_failure_does_not_undo_it(first, second, outc
 
 def test_when_the_run_stops_failures_stand_and_nothing_is_tried_again():
     retries, _ = made(retries=3, infra_retries=3)
-    retries.take(TEST, judged(retries))
+    retries.schedule_retry(TEST, judged(retries))
     retries.stop()
 
     assert not retries.open
@@ -180,13 +180,13 @@ def test_when_the_run_stops_failures_stand_and_nothing_is_tried_again():
     cut = judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE, message="did not finish")
     assert "boom (attempt 2 was cut short)" == retries.counted(cut).result.message
     other = msgspec.structs.replace(TEST, nodeid="other")
-    assert retries.take(other, judged(retries)) is None
+    assert retries.schedule_retry(other, judged(retries)) is None
 
 
 def test_a_failure_whose_world_can_never_start_is_handed_back():
     retries, _ = made(retries=1)
     failure = judged(retries)
-    retries.take(TEST, failure)
+    retries.schedule_retry(TEST, failure)
 
     assert failure == retries.withdraw(TEST.nodeid)
     assert retries.withdraw(TEST.nodeid) is None

@@ -23,7 +23,7 @@ class Seen:
         self.said = []
         self.closed = False
 
-    def take(self, event):
+    def handle(self, event):
         self.said.append(type(event).__name__)
 
     def show(self, text, *, error):

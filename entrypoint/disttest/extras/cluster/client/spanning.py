@@ -245,7 +245,7 @@ class SpanningConductor(Conductor):
         judged = self._retries.counted(TestJudged(result=result))
         result = judged.result
         self._recorder.test_finished(result, again=self._retries.wants_another(result))
-        pause_s = self._retries.take(test, judged)
+        pause_s = self._retries.schedule_retry(test, judged)
         if pause_s is None:
             self._judged[number] = result
             return
