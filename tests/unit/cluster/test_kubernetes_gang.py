@@ -16,7 +16,12 @@ from disttest.extras.cluster.protocol.launcher import JobState, LauncherOptions
 from disttest.extras.kubernetes import pods as manifests
 from disttest.extras.kubernetes.gang import PodGang, Turn
 from disttest.extras.kubernetes.kubectl import Kubectl, KubectlRefusal, PodBoard, clean
-from disttest.extras.kubernetes.limits import GANG_HOLD_S, KUBERNETES_LONGEST_POLL_S, KUBERNETES_RETRY_S
+from disttest.extras.kubernetes.limits import (
+    GANG_HOLD_S,
+    KUBERNETES_FINAL_S,
+    KUBERNETES_LONGEST_POLL_S,
+    KUBERNETES_RETRY_S,
+)
 from disttest.extras.kubernetes.objects import Node, WantedPod, WantedSpec
 
 OPTIONS = LauncherOptions()
@@ -369,6 +374,34 @@ class TestTheEnd:
         cluster.answers = False
         assert gang.end(asked=False).state is JobState.UNREACHABLE
         assert not gang.remove()
+
+    def test_a_kill_for_want_of_memory_that_is_reported_late(self, cluster: Cluster) -> None:
+        gang = self.running(cluster, nodes=1)
+        (name,) = cluster.pods
+
+        def end_by(reason: str) -> None:
+            terminated = {"exitCode": 137, "reason": reason}
+            status = [{"name": "disttest", "state": {"terminated": terminated}}]
+            cluster.pods[name]["status"] = {"phase": "Failed", "containerStatuses": status}
+
+        def sleep(seconds: float) -> None:
+            cluster.now_s += seconds
+            if cluster.now_s > ended_s + 2:
+                end_by("OOMKilled")
+
+        end_by("Error")
+        ended_s = cluster.now_s
+        gang._sleep = sleep  # the clock of the cluster, on which the reason follows
+        assert gang.end(asked=False).state is JobState.OUT_OF_MEMORY
+
+    def test_a_kill_without_a_reason_is_not_waited_for_long(self, cluster: Cluster) -> None:
+        gang = self.running(cluster, nodes=1)
+        (name,) = cluster.pods
+        status = [{"name": "disttest", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}]
+        cluster.pods[name]["status"] = {"phase": "Failed", "containerStatuses": status}
+        ended_s = cluster.now_s
+        assert gang.end(asked=False).state is JobState.COMPLETED
+        assert cluster.now_s < ended_s + 2 * KUBERNETES_FINAL_S
 
     def test_everything_is_found_by_its_label(self, cluster: Cluster) -> None:
         gang = self.running(cluster)

@@ -17,7 +17,7 @@ from disttest.extras.container.endpoints import connection_arguments, endpoints
 from disttest.extras.container.engine import EngineFacts, is_passing, read_state, split_tag
 from disttest.extras.container.gpus import HostGpu
 from disttest.extras.container.launch_host import usable
-from disttest.extras.container.launching import end_of
+from disttest.extras.container.launching import end_of, ran_out_of_memory
 from disttest.extras.container.options import LaunchOptions
 from disttest.extras.container.ownership import HandBack, Owner, choose_user, hand_back_of, needs_hand_back
 from disttest.extras.container.prepare import choose_image, prepare
@@ -349,3 +349,28 @@ def test_a_time_limit_is_told_from_the_deadline_of_the_run() -> None:
     for code in (124, 137):
         end = end_of(ContainerOutcome(code=code, lasted_s=60.1), spec)
         assert (end.code, "time limit of 60 s" in end.reason) == (124, True)
+
+
+class KilledContainer:
+    """A container whose engine reports the want of memory at a later question."""
+
+    def __init__(self, reported_at: int) -> None:
+        self.attrs: dict[str, dict[str, bool]] = {"State": {"OOMKilled": False}}
+        self._reported_at = reported_at
+        self.asked = 0
+
+    def reload(self) -> None:
+        self.asked += 1
+        self.attrs["State"]["OOMKilled"] = self.asked >= self._reported_at
+
+
+@pytest.mark.parametrize(("reported_at", "expected"), [(1, True), (4, True), (10_000, False)])
+def test_want_of_memory_that_is_reported_late(
+    monkeypatch: pytest.MonkeyPatch, reported_at: int, expected: bool
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("disttest.extras.container.launching.monotonic", lambda: now_s[0])
+    monkeypatch.setattr(
+        "disttest.extras.container.launching.sleep", lambda seconds: now_s.__setitem__(0, now_s[0] + seconds)
+    )
+    assert expected is ran_out_of_memory(KilledContainer(reported_at))  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 from msgspec import structs
 
+from disttest.clock import monotonic, sleep
 from disttest.errors import DisttestError, EngineError, ExitCode, UsageError
 from disttest.extras.container.container_spec import LaunchSpec, container_arguments
 from disttest.extras.container.derived import with_project, with_requirements
@@ -21,7 +22,7 @@ from disttest.extras.container.engine_advice import explain
 from disttest.extras.container.gpus import NONE, HostGpu
 from disttest.extras.container.launch_host import Host
 from disttest.extras.container.left_containers import MARK, RESULTS, WORKING_DIR, job_of, leftovers
-from disttest.extras.container.limits import CONTAINER_STOP_S
+from disttest.extras.container.limits import CONTAINER_STOP_S, OUT_OF_MEMORY_S
 from disttest.extras.container.options import LaunchOptions
 from disttest.extras.container.ownership import (
     HandBack,
@@ -35,6 +36,7 @@ from disttest.extras.container.supervise import SIGKILL_CODE, ContainerOutcome, 
 from disttest.extras.container.switch import Interrupted, SignalSwitch, catch_signals
 from disttest.extras.container.user_project import Project, read_project
 from disttest.host.proc import ProcessIdentity, this_process
+from disttest.limits import TICK_S
 from disttest.model import Frozen
 from disttest.results.conclusion import Facts, conclude
 
@@ -191,7 +193,7 @@ def _run_container(
         container = client.containers.create(**container_arguments(prepared.spec))
     try:
         outcome = supervise(container, write=write_through, switch=switch)
-        if outcome.code == SIGKILL_CODE and _out_of_memory(container):
+        if outcome.code == SIGKILL_CODE and ran_out_of_memory(container):
             outcome = structs.replace(outcome, out_of_memory=True)
         return outcome
     finally:
@@ -231,10 +233,17 @@ def write_through(out: bytes | None, err: bytes | None) -> None:
             stream.buffer.flush()
 
 
-def _out_of_memory(container: docker.models.containers.Container) -> bool:
+def ran_out_of_memory(container: docker.models.containers.Container) -> bool:
+    """Whether a killed container ran out of memory, which the engine may report later than its end."""
+    deadline_s = monotonic() + OUT_OF_MEMORY_S
     with contextlib.suppress(DockerException, requests.RequestException):
-        container.reload()
-        return bool(container.attrs["State"].get("OOMKilled"))
+        while True:
+            container.reload()
+            if container.attrs["State"].get("OOMKilled"):
+                return True
+            if monotonic() >= deadline_s:
+                return False
+            sleep(TICK_S)
     return False
 
 

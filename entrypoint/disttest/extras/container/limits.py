@@ -6,6 +6,8 @@ CONTAINER_KILL_S = 30.0
 """Time from SIGKILL until the engine reports the end of the container."""
 CONTAINER_DRAIN_S = 2.0
 """Time for the rest of the output after the end of the container."""
+OUT_OF_MEMORY_S = 1.5
+"""Time for the engine to report that a killed container ran out of memory, which may follow its end."""
 CONTAINER_LIMIT_S = 6 * 3600.0
 """GitHub's longest job: a container without a deadline ends after that, even without a launcher."""
 CONTAINER_MARGIN_S = 60.0

@@ -218,7 +218,11 @@ class PodGang:
                 connection.
         """
         deadline = self._clock() + (0.0 if asked else KUBERNETES_FINAL_S)
-        while not (answered := self.poll(fresh=True)) or len(self.over()) < len(self._names):
+        while (
+            not (answered := self.poll(fresh=True))
+            or len(self.over()) < len(self._names)
+            or any(map(words.may_be_out_of_memory, self.pods.values()))
+        ):
             if self._clock() >= deadline:
                 break
             self._sleep(TICK_S)

@@ -18,6 +18,8 @@ CONTAINER = "disttest"
 """Name of disttest's container in each pod."""
 
 _LINES_KEPT = 20
+_KILLED = 128 + 9
+"""Exit code of a container that SIGKILL ended."""
 _CALLED_OFF = "Cancelling deletion"
 """Beginning of the taint manager's event, with the reason of a deletion, for a node that came back in time."""
 
@@ -162,6 +164,15 @@ def _by_container(pod: Pod) -> JobOutcome | None:
     if ended.message.startswith(CLIENT_GONE):
         return connection_lost(pod)
     return _outcome((JobState.COMPLETED, ""), pod, _last_words(ended) if ended.exit_code else "", ended)
+
+
+def may_be_out_of_memory(pod: Pod) -> bool:
+    """Whether a container was killed, and the reason may follow.
+
+    Runtimes report the exit and the kill for want of memory separately, so that the kubelet may show ``Error`` first.
+    """
+    ended = pod.state_of(CONTAINER).terminated
+    return ended is not None and ended.exit_code == _KILLED and ended.reason != "OOMKilled"
 
 
 def connection_lost(pod: Pod) -> JobOutcome:
