@@ -152,6 +152,18 @@ def test_workflows_only_use_inputs_and_outputs_that_exist(path: Path) -> None:
                 assert set(asked) <= set(declared.get("outputs") or {}), path
 
 
+@pytest.mark.parametrize("name", ["single-runner", "matrix", "arc"])
+def test_workflows_that_run_tests_have_the_same_outputs_and_install_projects(name: str) -> None:
+    content = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
+    called = content[True]["workflow_call"]  # YAML reads the key `on` as true
+    assert called["outputs"].keys() == {"conclusion", "infrastructure", "artifact"}
+    for output, one in called["outputs"].items():
+        (job,) = re.fullmatch(rf"\${{{{ jobs\.(\w+)\.outputs\.{output} }}}}", one["value"]).groups()
+        assert output in content["jobs"][job]["outputs"]
+    assert "inputs.project" in str(content["jobs"])
+    assert "project" in called["inputs"]
+
+
 def test_artifacts_are_named_by_shard_and_attempt() -> None:
     for path in (*WORKFLOWS, *EXAMPLES):
         for job in jobs(path).values():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import tenacity
 from docker.errors import APIError, ImageNotFound
 
 from disttest.errors import EngineError, ExitCode, UsageError
+from disttest.extras.container import engine as engine_module
 from disttest.extras.container.engine import engine_errors, ensure_image, find_engine
 
 
@@ -126,3 +129,15 @@ def test_no_engine_at_all(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("disttest.extras.container.engine.endpoints", lambda **_arguments: ())
     with pytest.raises(EngineError, match="engine-missing"):
         find_engine(chosen="", environ={}, uid=1, home=str(tmp_path))
+
+
+def test_an_engine_that_stays_silent_is_given_up_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "ENGINE_PING_S", 0.2)
+    place = tmp_path / "silent.sock"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(place))
+        silent.listen()
+        with pytest.raises(EngineError, match=r"(?s)--engine .*the engine does not answer.*\[engine-gone\]"):
+            find_engine(chosen=f"unix://{place}", environ={}, uid=0, home="/")

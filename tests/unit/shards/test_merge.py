@@ -15,6 +15,7 @@ from shard_runs import START_S, ShardRun, cases
 
 from disttest.cli.main import command
 from disttest.errors import UsageError
+from disttest.extras.shards.merge_command import render_merged
 from disttest.extras.shards.merging import merge
 from disttest.extras.shards.shard_plan import VANISHED, Plan, encode_plan, plan_equal_shards
 from disttest.extras.shards.shard_sources import find_plan, unfold
@@ -266,6 +267,7 @@ def test_a_rerun_decides_and_the_first_run_is_an_attempt(artifacts: Path, into: 
 
     assert (0, True) == (run.exit_code, run.tests[0].flaky)
     assert ["failed", "passed"] == [attempt.outcome for attempt in run.tests[0].attempts]
+    assert render_merged(run) == "1 shard, 1 passed"
 
 
 def test_a_shard_of_another_plan_is_refused(artifacts: Path, into: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_missing_shard_is_found_through_the_plan(merge, plan, tmp_path: Path) 
     code, out, _ = merge("in", "--plan", "made/plan.json")
 
     assert 7 == code
-    assert "1 shards, 1 passed, 2 error" in out
+    assert "1 shard, 1 passed, 2 error" in out
     assert "never reported" in (tmp_path / "merged/junit.xml").read_text()
 
 

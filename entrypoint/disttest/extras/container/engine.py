@@ -16,7 +16,7 @@ from disttest.errors import EngineError, UsageError
 from disttest.extras.container.endpoints import Endpoint, connection_arguments, endpoints
 from disttest.extras.container.engine_advice import ENGINE_ADVICE, explain, is_mistake
 from disttest.extras.container.gpus import CDI_KIND, EngineGpus
-from disttest.extras.container.limits import ENGINE_ANSWER_S
+from disttest.extras.container.limits import ENGINE_ANSWER_S, ENGINE_PING_S
 from disttest.model import Frozen
 
 PULL_ATTEMPTS = 4
@@ -77,12 +77,13 @@ def find_engine(*, chosen: str, environ: Mapping[str, str], uid: int, home: str)
 
 
 def _connect(endpoint: Endpoint, environ: Mapping[str, str]) -> docker.DockerClient:
-    client = docker.DockerClient(**{"timeout": ENGINE_ANSWER_S, **connection_arguments(endpoint, environ)})
+    client = docker.DockerClient(**{"timeout": ENGINE_PING_S, **connection_arguments(endpoint, environ)})
     try:
         client.ping()
     except BaseException:
         client.close()
         raise
+    client.api.timeout = ENGINE_ANSWER_S
     return client
 
 

@@ -16,6 +16,8 @@ CONTAINER_TERM_S = 15
 """Time between TERM and KILL of that timer; reports take up to five seconds."""
 CONTAINER_LEFT_S = 120.0
 """Time after its limit at which a running container counts as a leftover."""
+ENGINE_PING_S = 10
+"""For an engine to answer at all: one that hangs accepts connections and stays silent."""
 ENGINE_ANSWER_S = 60
 """Time limit of a request to the engine."""
 GIT_S = 60

@@ -8,6 +8,8 @@ from disttest.extras.container.gpus import AUTO
 from disttest.model import Frozen
 
 IMAGE = "ghcr.io/org/dist-tests"
+DIGESTS: dict[str, str] = {}
+"""Target -> digest of its image; a release writes this line (tools/release.py), so that a pinned action starts one image."""
 DEFAULT_TARGET = {True: "cuda", False: "cpu"}
 
 

@@ -12,7 +12,7 @@ from disttest.extras.container.engine import EngineFacts
 from disttest.extras.container.gpus import ALL, AUTO, GpuGrant, HostGpu, choose_gpus
 from disttest.extras.container.left_containers import RESULTS, WORKING_DIR, job_of, make_labels
 from disttest.extras.container.limits import CONTAINER_LIMIT_S, CONTAINER_MARGIN_S, PIDS_LIMIT
-from disttest.extras.container.options import DEFAULT_TARGET, IMAGE, LaunchOptions
+from disttest.extras.container.options import DEFAULT_TARGET, DIGESTS, IMAGE, LaunchOptions
 from disttest.extras.container.ownership import HandBack, choose_user, needs_hand_back, owner_of
 from disttest.host.proc import ProcessIdentity
 from disttest.model import Frozen
@@ -47,7 +47,7 @@ def choose_image(options: LaunchOptions, *, version: str, with_gpus: bool) -> st
     if options.image:
         return options.image
     target = DEFAULT_TARGET[with_gpus] if options.target == AUTO else options.target
-    return f"{IMAGE}:{version}-{target}"
+    return f"{IMAGE}@{DIGESTS[target]}" if target in DIGESTS else f"{IMAGE}:{version}-{target}"
 
 
 def prepare(

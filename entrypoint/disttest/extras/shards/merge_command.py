@@ -102,6 +102,9 @@ def write_merged(run: RunResult, results: Path) -> None:
 
 
 def render_merged(run: RunResult) -> str:
-    """Render one line: the number of shards, and of tests by outcome."""
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in run.counts().items() if count)
-    return f"{len(run.shards)} shards, {counts or 'no tests'}"
+    """Render one line: the number of shards, and of tests by outcome. A rerun of a shard is the same shard."""
+    from disttest.reports.text import count
+
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in run.counts().items() if number)
+    shards = {span.directory if span.shard is None else span.shard for span in run.shards}
+    return f"{count(len(shards), 'shard')}, {counts or 'no tests'}"
