@@ -139,3 +139,17 @@ def test_a_memory_limit_that_is_too_small_for_torch(lab: KubernetesLab) -> None:
     lab.write_template(resources={"limits": {"memory": "120Mi"}})
     message = message_of(lab)
     assert "memory" in message, message
+
+
+def test_a_user_who_may_not_look_at_nodes_declares_them(lab: KubernetesLab) -> None:
+    lab.write(test_passes="import pytest\n\n@pytest.mark.world_size()\ndef test_passes(world):\n    pass\n")
+    verbs = "--verb=create,get,list,delete"
+    resources = "--resource=pods,pods/attach,configmaps,events"
+    lab.plane.kubectl("create", "role", "without-nodes", verbs, resources)
+    lab.plane.kubectl("create", "rolebinding", "without-nodes", "--role=without-nodes", "--user=stranger")
+    try:
+        declared = {**lab.plane.environment("stranger"), "DISTTEST_POD_NODES": "2x2x4"}
+        run = lab.on_kubernetes("test_passes.py", *SPAN, **declared).wait(180)
+    finally:
+        lab.plane.kubectl("delete", "role,rolebinding", "without-nodes")
+    assert run.exit_code == 0, run.output

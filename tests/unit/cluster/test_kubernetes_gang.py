@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from disttest.errors import SchedulerError
+from disttest.errors import SchedulerError, UsageError
 from disttest.extras.cluster.node.assignment import find_assignment
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import JobState, LauncherOptions
@@ -23,6 +23,7 @@ from disttest.extras.kubernetes.limits import (
     KUBERNETES_RETRY_S,
 )
 from disttest.extras.kubernetes.objects import Node, WantedPod, WantedSpec
+from disttest.extras.kubernetes.scheduler import KubernetesLauncher
 
 OPTIONS = LauncherOptions()
 QUOTA = (
@@ -411,6 +412,32 @@ class TestTheEnd:
             "configmaps,pods",
             f"--selector=disttest-job={a_job().name}",
         )
+
+
+class TestDeclaredNodes:
+    @pytest.mark.parametrize(
+        ("text", "shape"), [("4x8", (4, 8, 8)), ("4x8x96", (4, 8, 96)), ("2x0x16", (2, 0, 16))]
+    )
+    def test_a_shape(self, text: str, shape: tuple[int, int, int]) -> None:
+        capacity = manifests.declared_capacity(text, "Kubernetes v1")
+        assert (capacity.nodes, capacity.gpus_per_node, capacity.cpus_per_node) == shape
+
+    @pytest.mark.parametrize("text", ["", "4", "0x8", "4x0", "4x8x", "4x8x0", "axb", "4x8x96x1"])
+    def test_nonsense(self, text: str) -> None:
+        with pytest.raises(UsageError, match="is not a shape such as 4x8"):
+            manifests.declared_capacity(text, "Kubernetes v1")
+
+    def test_nodes_are_not_looked_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[str] = []
+
+        def answer(_kubectl: Kubectl, *words: str, text: str = "") -> str:
+            asked.append(words[0])
+            return json.dumps({"serverVersion": {"gitVersion": "v1"}})
+
+        monkeypatch.setattr(Kubectl, "call", answer)
+        launcher = KubernetesLauncher({}, LauncherOptions(pod_nodes="4x8"))
+        assert launcher.capacity().nodes == 4
+        assert asked == ["version"]
 
 
 class TestNodes:

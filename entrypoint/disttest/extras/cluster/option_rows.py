@@ -97,6 +97,12 @@ RUN_OPTIONS = (
         default="",
         otherwise="nvidia.com/gpu",
     ),
+    _setting(
+        "pod-nodes",
+        text("NODESxGPUS[xCPUS]"),
+        "Nodes that Kubernetes has or starts on demand; they are not looked up.",
+        default="",
+    ),
     _for_nodes("pass-env", text("NAME"), "Further variable to pass to the nodes.", many=True, repeated=True),
     _for_nodes(
         "node-dir",

@@ -175,6 +175,7 @@ def _launcher(given: Mapping[str, Any]) -> Launcher:
         nodes=given["nodes"],
         command=tuple(shlex.split(given["node_command"])),
         partition=given["partition"],
+        pod_nodes=given["pod_nodes"],
         account=given["account"],
         extra=extra,
         container=(given["container"] or "pyxis") if given["image"] else "",

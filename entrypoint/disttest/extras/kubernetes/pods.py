@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from disttest.errors import SchedulerError
+from disttest.errors import SchedulerError, UsageError
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.extras.cluster.protocol.launcher import Capacity, LauncherOptions
 from disttest.extras.kubernetes.limits import KUBERNETES_GRACE_S
@@ -150,6 +151,26 @@ def _pod_of_node(pod: Manifest, node: int, name: str, owner: Mapping[str, str]) 
     container = next(each for each in made["spec"]["containers"] if each["name"] == CONTAINER)
     container["env"].append({"name": "DISTTEST_POD", "value": str(node)})
     return made
+
+
+def declared_capacity(text: str, scheduler: str) -> Capacity:
+    """Return the capacity of nodes that a user declares: a pool at zero nodes has none to look at.
+
+    Raises:
+        UsageError: the text is not a shape of nodes.
+    """
+    match = re.fullmatch(r"([1-9]\d{0,4})x(\d{1,3})(?:x([1-9]\d{0,3}))?", text)
+    if match is None or not (int(match[2]) or match[3]):
+        raise UsageError(
+            f"pod-nodes {text!r} is not a shape such as 4x8 (nodes, GPUs of each) or 4x0x96 (and processors of each)"
+        )
+    gpus = int(match[2])
+    return Capacity(
+        nodes=int(match[1]),
+        gpus_per_node=gpus,
+        cpus_per_node=int(match[3] or gpus),
+        scheduler=scheduler,
+    )
 
 
 def capacity_of(nodes: Sequence[Node], wanted: WantedPod, resource: str, scheduler: str) -> Capacity:

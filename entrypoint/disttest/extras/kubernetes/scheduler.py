@@ -249,10 +249,12 @@ class KubernetesLauncher:
             version = json.loads(self._kubectl.call("version", "--output=json"))
         except KubectlRefusal as refusal:
             raise SchedulerError(f"{refusal}. {words.refusal(refusal.complaint).advice}") from None
+        scheduler = f"Kubernetes {version['serverVersion']['gitVersion']}"
+        if self._options.pod_nodes:
+            return manifests.declared_capacity(self._options.pod_nodes, scheduler)
         nodes = msgspec.json.decode(self._kubectl.call("get", "nodes", "--output=json"), type=ListOf[Node])
         wanted = msgspec.convert(self._merged({}), type=WantedPod)
         resource = self._options.gpu_resource or manifests.GPU_RESOURCE
-        scheduler = f"Kubernetes {version['serverVersion']['gitVersion']}"
         return manifests.capacity_of(nodes.items, wanted, resource, scheduler)
 
     def start(self, job: JobSpec) -> KubernetesRun:

@@ -154,6 +154,8 @@ class LauncherOptions(Frozen):
     """Paths of the node to mount in its container: ``/data`` or ``/data:/data:ro``."""
     pod_template: str = ""
     """File with the template for Kubernetes pods."""
+    pod_nodes: str = ""
+    """Declared nodes of Kubernetes: ``4x8x96`` for 4 nodes of 8 GPUs and 96 processors."""
     gpu_resource: str = ""
     """Kubernetes' name of a GPU, such as ``nvidia.com/gpu``."""
 
