@@ -99,17 +99,17 @@ class _Setup:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._reader, 1 << 16):
                 for line in self._lines.feed(data):
-                    self._say(line)
+                    self._print(line)
             self._writes = False
 
-    def _say(self, line: bytes) -> None:
+    def _print(self, line: bytes) -> None:
         text = outgoing.text(line.decode(errors="replace"))
         self._tail.append(text)
         click.echo(text, err=True)
 
     def _judge(self, ended: Exit) -> None:
         if self._lines.rest:
-            self._say(bytes(self._lines.rest))
+            self._print(bytes(self._lines.rest))
         if ended.code != 0:
             self._fail(f"ended with {ended}")
 

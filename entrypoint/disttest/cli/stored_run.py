@@ -37,8 +37,8 @@ def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
         UsageError: no id contains it.
     """
     if not text:
-        told = {outcome.test.nodeid for outcome in (*run.bad, *run.flaky)}
-        warned = (each for each in run.tests if each.final.findings and each.test.nodeid not in told)
+        shown = {outcome.test.nodeid for outcome in (*run.bad, *run.flaky)}
+        warned = (each for each in run.tests if each.final.findings and each.test.nodeid not in shown)
         return (*run.bad, *run.flaky, *warned)
     found = tuple(outcome for outcome in run.tests if text in outcome.test.nodeid)
     if not found:

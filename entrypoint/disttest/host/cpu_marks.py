@@ -65,14 +65,14 @@ class CpuMarks:
     def mark_children(self, role: str, step: str) -> None:
         """Charge a step with the usage of ended children beyond their reports. Call it when all children have ended."""
         if self._asked:
-            told = functools.reduce(_Used.plus, self._of_children.values(), _NOTHING)
-            _add(self._of_children, (role, step), _used(resource.RUSAGE_CHILDREN).minus(told))
+            counted = functools.reduce(_Used.plus, self._of_children.values(), _NOTHING)
+            _add(self._of_children, (role, step), _used(resource.RUSAGE_CHILDREN).minus(counted))
 
 
 def _add(sums: _Sums, key: tuple[str, str], used: _Used) -> None:
     sums[key] = sums.get(key, _NOTHING).plus(used)
 
 
-def _used(whose: int) -> _Used:
-    usage = resource.getrusage(whose)
+def _used(target: int) -> _Used:
+    usage = resource.getrusage(target)
     return _Used(usage.ru_utime + usage.ru_stime, usage.ru_minflt)

@@ -74,10 +74,10 @@ def answer_for_numba(cuda: Any) -> None:
 
     @functools.wraps(original)
     def is_available() -> bool:
-        told = b""
+        answer = b""
         if _may_ask_fork():
-            told, _ended = ask_fork(lambda: b"yes" if original() else b"no", limit_s=CUDA_ANSWER_S)
-        return told == b"yes" if told else original()
+            answer, _ended = ask_fork(lambda: b"yes" if original() else b"no", limit_s=CUDA_ANSWER_S)
+        return answer == b"yes" if answer else original()
 
     cuda.is_available = is_available
 
@@ -120,9 +120,9 @@ def _may_ask_fork() -> bool:
 
 
 def _ask(torch: Any) -> list[Facts]:
-    told, _ended = ask_fork(lambda: _answer(torch), limit_s=CUDA_ANSWER_S)
+    answer, _ended = ask_fork(lambda: _answer(torch), limit_s=CUDA_ANSWER_S)
     try:
-        return msgspec.json.decode(told, type=list[Facts])
+        return msgspec.json.decode(answer, type=list[Facts])
     except msgspec.DecodeError:
         return []
 

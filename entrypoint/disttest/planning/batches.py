@@ -51,13 +51,13 @@ def build_batches(
         together: whether all tests of one shape share one world, regardless of their files.
     """
     owed = [test for test in tests if test.world]
-    beside = [test for test in owed if cpu_slots and test.world and test.world.device == "cpu"]
-    apart = {test.nodeid for test in beside}
-    first = [test for test in owed if test.nodeid not in apart]
+    parallel = [test for test in owed if cpu_slots and test.world and test.world.device == "cpu"]
+    parallel_ids = {test.nodeid for test in parallel}
+    first = [test for test in owed if test.nodeid not in parallel_ids]
     cut = _whole if together else _cut
     pieces = [
         *cut(first, timings, slots, spare),
-        *cut(beside, timings, cpu_slots, 0),
+        *cut(parallel, timings, cpu_slots, 0),
         *_isolated(tests, timings),
     ]
     return tuple(_batch(number, piece, timings, failed) for number, piece in enumerate(pieces, 1))
@@ -177,7 +177,7 @@ def _batch(number: int, piece: _Piece, timings: Timings, failed: Collection[str]
         expected_s=timings.start_s(shape) + piece.work_s,
         # An ordinary pytest run has nothing running in parallel: tests use fixed ports and files.
         exclusive=first.exclusive
-        or first.kind is WorldKind.PROCESS,  # as in any pytest, nothing runs beside it
+        or first.kind is WorldKind.PROCESS,  # as in any pytest, nothing runs next to it
         shares=first.kind is not WorldKind.RANKS,
         urgent=nodeids[0] in failed,
     )

@@ -125,7 +125,7 @@ class _Probed:
 
     # The probe names each GPU before it asks about it. After a hang or crash the GPU is known, and the others are
     # asked again.
-    def hear(self, line: bytes) -> None:
+    def on_line(self, line: bytes) -> None:
         """Handle one message. A line that is no message is output of the driver and is ignored."""
         try:
             message = _decoder.decode(line)
@@ -188,7 +188,7 @@ def _probe(library: str, *, timeout_s: float, stall_s: float) -> _Probed:
     left_s = timeout_s
     while left_s > 0:
         child = start_probe(
-            library=library, skip=probed.skip, timeout_s=left_s, stall_s=stall_s, on_line=probed.hear
+            library=library, skip=probed.skip, timeout_s=left_s, stall_s=stall_s, on_line=probed.on_line
         )
         wait_children([child])
         ended = child.ended

@@ -38,7 +38,7 @@ class GpuWatch:
         self._child: BoundedChild | None = None
         self._faults: dict[int, str] = {}
         """Faults of GPUs that are no longer asked about."""
-        self._heard: dict[int, Gpu] = {}
+        self._answers: dict[int, Gpu] = {}
         self._last = Asking(what="nvmlInit")
         self._asked = self._answered = False
         self._refused = ""
@@ -53,7 +53,7 @@ class GpuWatch:
         if self._asked:
             return False
         self._asked, self._answered, self._refused = True, False, ""
-        self._heard.clear()
+        self._answers.clear()
         if self._child is None or self._child.ended is not None:
             self._child = self._start()
         self._child.send({}, stall_s=self._stall_s)
@@ -104,7 +104,7 @@ class GpuWatch:
             case Asking():
                 self._last = message
             case Found(gpu=gpu):
-                self._heard[gpu.index] = gpu
+                self._answers[gpu.index] = gpu
             case ProbeRefused():
                 self._refused = message.message
             case QuestionAnswered():
@@ -116,7 +116,7 @@ class GpuWatch:
     def _now(self, known: Gpu) -> Gpu:
         if known.index in self._faults:
             return msgspec.structs.replace(known, fault=self._faults[known.index])
-        now = self._heard.get(known.index)
+        now = self._answers.get(known.index)
         if now is not None:
             now = used_by_others(now, os.getpid())
         if now is None or (now.uuid and now.uuid != known.uuid):

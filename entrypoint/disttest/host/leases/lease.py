@@ -143,15 +143,15 @@ class Leaser:
         """
         deadline_s = self._clock() + request.timeout_s
         ticket = self._join(request)
-        said = ""
+        reported = ""
         try:
             while True:
                 lease, reason = self._attempt(request, ticket)
                 if lease is not None:
                     return lease
-                if reason != said:
+                if reason != reported:
                     self._on_wait(reason)
-                    said = reason
+                    reported = reason
                 if self._clock() >= deadline_s:
                     raise NotEnoughDevices(f"no lease within {request.timeout_s:g} s: {reason}")
                 self._sleep(min(LEASE_LONGEST_POLL_S, LEASE_POLL_S * (1 + self._ahead)))

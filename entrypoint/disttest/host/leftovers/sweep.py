@@ -37,10 +37,10 @@ class Sweep:
             yield words, nodeid
         new = unused_entries(lambda entry: entry.identity not in self._before)
         ran = attempts() if new else ()
-        told = list(filter(None, (describe_leftover(entry, ran) for entry in new)))
-        if told:
-            more = [f"{len(told) - _MOST_NAMED} more"] if len(told) > _MOST_NAMED else []
-            names = ", ".join([*told[:_MOST_NAMED], *more])
+        described = list(filter(None, (describe_leftover(entry, ran) for entry in new)))
+        if described:
+            more = [f"{len(described) - _MOST_NAMED} more"] if len(described) > _MOST_NAMED else []
+            names = ", ".join([*described[:_MOST_NAMED], *more])
             yield (
                 f"new and unused in shared memory: {names}. Their owner is not known, so they are kept",
                 "",

@@ -151,12 +151,12 @@ def main(arguments: Sequence[str]) -> None:
     worker, bounds = arguments[0], msgspec.json.decode(arguments[1], type=Bounds)
     importlib.import_module(worker)  # it imports torch
     send_to_parent(local_torch_facts())
-    sight = look_at_devices()
+    found = look_at_devices()
     for line in sys.stdin:
         match _orders.decode(line):
             case _AskDevices():
-                send_to_parent(sight.torch)
+                send_to_parent(found.torch)
             case _Prove(targets=targets, level=level):
                 send_to_parent(
-                    prove_all(targets, level=level, worker=worker, bounds=bounds, fork=sight.by_forks)
+                    prove_all(targets, level=level, worker=worker, bounds=bounds, fork=found.by_forks)
                 )

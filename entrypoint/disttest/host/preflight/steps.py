@@ -268,7 +268,7 @@ class _Preflight:
         if not targets:
             return
         nccl = all(target.device == "cuda" and not target.is_slice for target in targets)
-        heard: list[tuple[Target, Began, Measured]] = []
+        answers: list[tuple[Target, Began, Measured]] = []
         for rank, target in enumerate(targets):
             job = CollectiveJob(
                 level=self.level,
@@ -279,9 +279,9 @@ class _Preflight:
                 store=str(self.folder / "store"),
                 timeout_s=self.bounds.collective,
             )
-            self._give_rank(job, heard)
+            self._give_rank(job, answers)
         self._settle_ranks([self.workers[target.name] for target in targets])
-        self._judge_collectives(targets, heard)
+        self._judge_collectives(targets, answers)
 
     def _settle_ranks(self, workers: Sequence[_Worker]) -> None:
         children = [worker.child for worker in workers]
@@ -293,23 +293,23 @@ class _Preflight:
         # The first rank that reports a failure is often a victim. The others get a moment to report theirs.
         wait_children(children, until=settled, timeout_s=self.bounds.grace)
 
-    def _give_rank(self, job: CollectiveJob, heard: list[tuple[Target, Began, Measured]]) -> None:
+    def _give_rank(self, job: CollectiveJob, answers: list[tuple[Target, Began, Measured]]) -> None:
         def measured(began: Began, what: Measured) -> None:
-            heard.append((job.target, began, what))
+            answers.append((job.target, began, what))
 
         worker = self.workers[job.target.name]
         worker.give(job, stall_s=self.bounds.collective + PREFLIGHT_COLLECTIVE_MARGIN_S, on_measured=measured)
 
     def _judge_collectives(
-        self, targets: tuple[Target, ...], heard: Sequence[tuple[Target, Began, Measured]]
+        self, targets: tuple[Target, ...], answers: Sequence[tuple[Target, Began, Measured]]
     ) -> None:
-        failed = [entry for entry in heard if not entry[2].passed]
+        failed = [entry for entry in answers if not entry[2].passed]
         # A rank that has reported may leave. A rank that is still silent, or died without a report, is the culprit.
         mute = [target for target in targets if not self.workers[target.name].failed]
         silent = [target for target in mute if not self.workers[target.name].settled]
         dead = [target for target in mute if self.workers[target.name].child.ended is not None]
         if not (failed or silent or dead):
-            for target, began, what in heard:
+            for target, began, what in answers:
                 if target is targets[0]:
                     self._note(targets, f"collective_{began.check}", what)
             return
@@ -324,7 +324,7 @@ class _Preflight:
     ) -> None:
         """Blame the devices whose silence, death or wrong numbers explain the failures of the other ranks."""
         accused = {what.accused: (began, what) for _, began, what in failed if what.accused is not None}
-        culprits = [(targets[rank], *said) for rank, said in accused.items()]
+        culprits = [(targets[rank], *reason) for rank, reason in accused.items()]
         for target in dead or silent if not culprits else ():
             began, end = self.workers[target.name].last_words()
             message = end if target in dead else "it did not finish; the other ranks waited for it"

@@ -47,10 +47,10 @@ class LatePeers(Tool):
     def wait(self) -> None:
         """Wait until no rank is late, within a limit, because a rank may have died meanwhile."""
         deadline = monotonic() + LATE_PEER_S
-        while self._somebody_is_late() and monotonic() < deadline:
+        while self._is_peer_late() and monotonic() < deadline:
             sleep(LATE_PEER_POLL_S)
 
-    def _somebody_is_late(self) -> bool:
+    def _is_peer_late(self) -> bool:
         if not self._made:
             return False
         return any(

@@ -338,8 +338,8 @@ def _edge(each: Open, situation: Situation) -> Edge:
     wait = each.wait
     state = situation.ranks[each.rank].groups.get(wait.group) if wait.group else None
     group = wait_words.group_name(wait.group, state) if wait.group else ""
-    told = situation.began_s <= wait.since_s <= situation.now_s
-    since_s = wait.since_s if told else situation.now_s
+    in_test = situation.began_s <= wait.since_s <= situation.now_s
+    since_s = wait.since_s if in_test else situation.now_s
     return Edge(
         rank=each.rank,
         what=wait_words.wait_name(wait, group),

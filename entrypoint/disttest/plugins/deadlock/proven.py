@@ -134,7 +134,7 @@ class _Part(NamedTuple):
     where: str
     call: tuple[str, int] | None
     """Group and number, where ranks have called different things under them."""
-    whom: str
+    awaited: str
     """The ranks that they wait for, if no other part of the message shows it."""
 
 
@@ -143,7 +143,7 @@ def _message(deadlock: Deadlock) -> str:
     parts: dict[_Part, list[int]] = {}
     for edge in deadlock.edges:
         call = (edge.group, edge.seq) if deadlock.kind is DeadlockKind.MISMATCH and edge.seq else None
-        part = _Part(edge.what, edge.where, call, _whom(edge, call, deadlock.edges))
+        part = _Part(edge.what, edge.where, call, _describe_awaited(edge, call, deadlock.edges))
         parts.setdefault(part, []).append(edge.rank)
     ordered = list(parts.items())
     if deadlock.kind is DeadlockKind.MISMATCH:
@@ -156,12 +156,12 @@ def _message(deadlock: Deadlock) -> str:
 
 def _describe(part: _Part, ranks: Sequence[int], first: _Part) -> str:
     place = f" ({part.where})" if part.where else ""
-    if part.call is not None and part.call == first.call and part.what != first.what and not part.whom:
+    if part.call is not None and part.call == first.call and part.what != first.what and not part.awaited:
         return f"{rank_names(ranks)} called {part.what} instead{place}"
-    return f"{rank_names(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {part.what}{place}{part.whom}"
+    return f"{rank_names(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {part.what}{place}{part.awaited}"
 
 
-def _whom(edge: Edge, call: tuple[str, int] | None, edges: Sequence[Edge]) -> str:
+def _describe_awaited(edge: Edge, call: tuple[str, int] | None, edges: Sequence[Edge]) -> str:
     """`` for rank 1, which has finished the test``; empty if the parts of the message about these ranks show it."""
     waiting = {other.rank for other in edges}
     instead = {other.rank for other in edges if (other.group, other.seq) == call and other.what != edge.what}

@@ -27,19 +27,19 @@ class QueuedCall(NamedTuple):
     seq: int
 
 
-def never_begin(last: QueuedCall, everybody: Mapping[int, Snapshot]) -> frozenset[QueuedCall]:
+def never_begin(last: QueuedCall, all_ranks: Mapping[int, Snapshot]) -> frozenset[QueuedCall]:
     """Return the parts that can no longer begin, among a call in the queue of a GPU and all calls that it depends on.
 
     Args:
         last: the call of a rank; all members must begin their parts.
-        everybody: all ranks of the world, none of which will issue another call.
+        all_ranks: all ranks of the world, none of which will issue another call.
     """
     needed: dict[QueuedCall, Sequence[QueuedCall]] = {}
-    found = parts_of(last, everybody)
+    found = parts_of(last, all_ranks)
     while found:
         call = found.pop()
         if call not in needed:
-            needed[call] = _before(call, everybody)
+            needed[call] = _before(call, all_ranks)
             found += needed[call]
     begun: set[QueuedCall] = set()
     while more := {call for call, before in needed.items() if call not in begun and begun.issuperset(before)}:
@@ -47,36 +47,36 @@ def never_begin(last: QueuedCall, everybody: Mapping[int, Snapshot]) -> frozense
     return frozenset(needed.keys() - begun)
 
 
-def _before(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> list[QueuedCall]:
+def _before(call: QueuedCall, all_ranks: Mapping[int, Snapshot]) -> list[QueuedCall]:
     """Return the parts that must begin before this one."""
-    if issued(everybody[call.rank], call.group) < call.seq:
+    if issued(all_ranks[call.rank], call.group) < call.seq:
         return [call]  # it never begins
-    behind = queued_behind(call, everybody)
-    return [] if behind is None else parts_of(behind, everybody)
+    behind = queued_behind(call, all_ranks)
+    return [] if behind is None else parts_of(behind, all_ranks)
 
 
-def queued_behind(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> QueuedCall | None:
+def queued_behind(call: QueuedCall, all_ranks: Mapping[int, Snapshot]) -> QueuedCall | None:
     """Return the call that must be complete on its rank before this one begins."""
-    signature = called(everybody[call.rank], call.group, call.seq)
+    signature = called(all_ranks[call.rank], call.group, call.seq)
     return QueuedCall(call.rank, *signature.behind) if signature and signature.behind else None
 
 
 def current_call(
-    last: QueuedCall, never: Collection[QueuedCall], everybody: Mapping[int, Snapshot]
+    last: QueuedCall, never: Collection[QueuedCall], all_ranks: Mapping[int, Snapshot]
 ) -> QueuedCall:
     """Return the call that a GPU is executing on the way to one that never begins there."""
     call, seen = last, {last}  # guards against a circle written by a broken rank
-    while call in never and (before := queued_behind(call, everybody)) is not None and before not in seen:
+    while call in never and (before := queued_behind(call, all_ranks)) is not None and before not in seen:
         call = before
         seen.add(call)
     return call
 
 
-def parts_of(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> list[QueuedCall]:
+def parts_of(call: QueuedCall, all_ranks: Mapping[int, Snapshot]) -> list[QueuedCall]:
     """Return the parts that must begin so that a call can complete on its rank."""
-    signature = called(everybody[call.rank], call.group, call.seq)
+    signature = called(all_ranks[call.rank], call.group, call.seq)
     members = call.group[1]
-    if signature is None or signature.op in _UNEVEN or not everybody.keys() >= {call.rank, *members}:
+    if signature is None or signature.op in _UNEVEN or not all_ranks.keys() >= {call.rank, *members}:
         return []
     return [
         QueuedCall(member, call.group, call.seq)

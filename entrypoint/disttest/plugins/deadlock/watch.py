@@ -193,8 +193,8 @@ class DeadlockWatch(RankWatch):
         """Return whether the stacks confirm the waits on the board."""
         present = _present(attempt, situation)
         sources = self._sources()
-        told = collect_stacks([sources[progress.rank] for progress in present], limit_s=STACKS_S)
-        stacks = {progress.rank: text for progress, text in zip(present, told, strict=True)}
+        texts = collect_stacks([sources[progress.rank] for progress in present], limit_s=STACKS_S)
+        stacks = {progress.rank: text for progress, text in zip(present, texts, strict=True)}
         if any(self._slot(attempt, p) != slot for p, slot in zip(attempt.ranks, self._slots, strict=True)):
             return False
         return all(

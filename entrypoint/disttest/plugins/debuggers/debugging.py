@@ -173,7 +173,7 @@ class RankDebugger:
         self,
         what: str,
         traceback: TracebackType | None,
-        tell: Callable[[TerminalWriter], None],
+        write: Callable[[TerminalWriter], None],
         config: pytest.Config,
     ) -> None:
         """Inspect a failure of the test in this rank.
@@ -181,14 +181,14 @@ class RankDebugger:
         Args:
             what: name of the failed test.
             traceback: traceback of the exception.
-            tell: writes the exception.
+            write: writes the exception.
             config: pytest's configuration.
         """
         self.terminal.take()
         try:
             writer = create_terminal_writer(config, sys.stdout)
             writer.sep(">", f"{self._name} failed: {what}")
-            tell(writer)
+            write(writer)
             debugger = _Debugger(self.terminal, self._name)
             debugger.reset()
             debugger.interaction(None, traceback)

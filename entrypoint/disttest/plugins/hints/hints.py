@@ -22,7 +22,7 @@ class Hint(NamedTuple):
     """Receives a failed rank and the result of its test."""
 
 
-def _says(words: str) -> Callable[[RankRecord, TestResult], bool]:
+def _matches(words: str) -> Callable[[RankRecord, TestResult], bool]:
     pattern = re.compile(words, re.IGNORECASE)
     return lambda rank, _result: pattern.search(rank.message) is not None
 
@@ -43,21 +43,21 @@ HINTS = (
     Hint(
         "another test of this run may use the port at the same time: mark both tests exclusive, run with --slots 1, "
         "or ask for a free port with port 0",
-        _says(r"EADDRINUSE|address already in use"),
+        _matches(r"EADDRINUSE|address already in use"),
     ),
     Hint(
         "the fixture world has made the default process group before the test: remove the call, or make a second group "
         "with new_group",
-        _says(r"initialize the default process group twice"),
+        _matches(r"initialize the default process group twice"),
     ),
     Hint(
         "the fixture world makes the process group: take it as an argument, or mark a unittest class with "
         '@pytest.mark.usefixtures("world")',
-        _says(r"default process group has not been initialized"),
+        _matches(r"default process group has not been initialized"),
     ),
     Hint(
         "torch cannot use NumPy here, which collectives of objects and RPC need: see the line numpy of disttest doctor",
-        _says(r"Numpy is not available"),
+        _matches(r"Numpy is not available"),
     ),
     Hint(
         "tmp_path is a folder of this rank alone: use the fixture world_tmp_path, which all ranks of a test share",

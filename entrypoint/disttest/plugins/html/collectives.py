@@ -55,10 +55,10 @@ def _was_asked(rank: RankRecord) -> bool:
 def _cells(
     key: _Key, ranks: Sequence[RankRecord], calls: Sequence[dict[_Key, Collective]], started_at_s: float
 ) -> Iterator[dict[str, Any] | None]:
-    told = iter(calls)
+    described = iter(calls)
     for rank in ranks:
         if _was_asked(rank):
-            yield _cell(next(told).get(key), started_at_s)
+            yield _cell(next(described).get(key), started_at_s)
         else:
             yield {"unasked": how_ended(rank)}
 

@@ -56,14 +56,14 @@ def waits_data(waits: WaitGraph) -> dict[str, Any]:
     return {
         "nodes": [{"rank": rank, "finished": rank in waits.finished} for rank in drawn],
         "edges": [{"rank": edge.rank, "ranks": edge.ranks, "text": _sentence(edge)} for edge in waits.edges],
-        "label": f"{len(drawn)} ranks and who waits for whom; the list below has it in words",
+        "label": f"{len(drawn)} ranks, each with the ranks that it waits for; the list below is the same in words",
     }
 
 
 def _sentence(edge: Edge) -> str:
     """Describe a wait: ``rank 0 waits in recv #1 from rank 1 at test_x.py:3 (1.2 s) for rank 1, which …``."""
     place = f" at {edge.where}" if edge.where else ""
-    whom = f" for {', '.join(map(rank_name, edge.ranks))}" if edge.ranks else ""
+    awaited = f" for {', '.join(map(rank_name, edge.ranks))}" if edge.ranks else ""
     reason = f", {edge.reason}" if edge.reason else ""
     waits = f"{rank_name(edge.rank)} waits in {edge.what}{place} ({duration(edge.since_s)})"
-    return one_line(f"{waits}{whom}{reason}", 1000)
+    return one_line(f"{waits}{awaited}{reason}", 1000)

@@ -109,7 +109,7 @@ class Agreement:
         self._example = 0
         self._failures: dict[str, type[_FalsifiedError]] = {}
 
-    def agree(self, said: str) -> str | None:
+    def agree(self, result: str) -> str | None:
         """Return the common outcome of the next example from the outcomes of all ranks: the first failure, else a
         rejection.
 
@@ -118,8 +118,8 @@ class Agreement:
         """
         self._example += 1
         keys = [f"{self._example}/{rank}" for rank in range(self._size)]
-        self._store.set(keys[self._rank], said)
-        has_failed = said not in (_HELD, _REJECTED)
+        self._store.set(keys[self._rank], result)
+        has_failed = result not in (_HELD, _REJECTED)
         try:
             limit_s = self._limit_s if has_failed else NO_LIMIT_S
             self._store.wait(keys, datetime.timedelta(seconds=limit_s))
@@ -184,16 +184,16 @@ def _together(inner: Callable[..., Any], agreement: Agreement) -> Callable[..., 
 
     @functools.wraps(inner)
     def example(*args: Any, **kwargs: Any) -> None:
-        said, own = _HELD, None
+        result, own = _HELD, None
         try:
             inner(*args, **kwargs)
         except UnsatisfiedAssumption:
-            said = _REJECTED
+            result = _REJECTED
         except HypothesisException:
             raise
         except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001
-            said, own = _place_of(error), error
-        agreed = agreement.agree(said)
+            result, own = _place_of(error), error
+        agreed = agreement.agree(result)
         if agreed is None:
             assert own is not None
             _give_up(inner, own, kwargs)

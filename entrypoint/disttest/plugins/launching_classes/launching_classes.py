@@ -42,17 +42,17 @@ def _hosted(launch_by_itself: Callable[..., None], host: ForkHost) -> Callable[.
     """Return the launching method. Its first argument is the number of ranks; each rank receives the following ones."""
 
     @functools.wraps(launch_by_itself)
-    def launch(self: Any, num_procs: int, *told: Any) -> None:
+    def launch(self: Any, num_procs: int, *more: Any) -> None:
         if hazard := fork_hazard(on_gpus=host.on_gpus):
             print(  # noqa: T201
                 f"disttest: ranks are started by their class instead of forked here: {hazard}",
                 file=sys.stderr,
             )
-            launch_by_itself(self, num_procs, *told)
+            launch_by_itself(self, num_procs, *more)
             host.report_passed(num_procs)
             return
         self.non_daemonic_procs = False  # a rank then returns the reason of a skip and needs no queue
-        arguments = (num_procs, str(find_free_port()), *told)
+        arguments = (num_procs, str(find_free_port()), *more)
         run = _run_in_kept if getattr(self, "reuse_dist_env", False) else _run_in_new
         try:
             run(self, arguments, host)

@@ -24,26 +24,26 @@ _HARNESS = re.compile(
 
 def describe(error: BaseException) -> tuple[str, str]:
     """Return headline and traceback of an exception. Frames of torch's harness and of disttest are removed."""
-    told = traceback.TracebackException.from_exception(error)
-    _fold(told)
+    trace = traceback.TracebackException.from_exception(error)
+    _fold(trace)
     name = type(error).__name__
-    return headline(f"{name}: {error}") if str(error).strip() else _bare(name, told), "".join(told.format())
+    return headline(f"{name}: {error}") if str(error).strip() else _bare(name, trace), "".join(trace.format())
 
 
-def _bare(name: str, told: traceback.TracebackException) -> str:
+def _bare(name: str, trace: traceback.TracebackException) -> str:
     """Return the headline of an assertion without a message: the asserted line."""
-    line = told.stack[-1].line if told.stack else ""
+    line = trace.stack[-1].line if trace.stack else ""
     return f"{name}: {line}" if line else name
 
 
-def _fold(told: traceback.TracebackException | None) -> None:
+def _fold(trace: traceback.TracebackException | None) -> None:
     seen: set[int] = set()
-    while told is not None and id(told) not in seen:
-        seen.add(id(told))
-        own = [frame for frame in told.stack if not _HARNESS.search(frame.filename)]
+    while trace is not None and id(trace) not in seen:
+        seen.add(id(trace))
+        own = [frame for frame in trace.stack if not _HARNESS.search(frame.filename)]
         if own:  # otherwise the harness itself has failed
-            told.stack = traceback.StackSummary.from_list(own)
-        told = told.__cause__ or told.__context__
+            trace.stack = traceback.StackSummary.from_list(own)
+        trace = trace.__cause__ or trace.__context__
 
 
 def thread_records(

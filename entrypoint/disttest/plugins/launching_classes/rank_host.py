@@ -198,7 +198,7 @@ class ForkHost:
         processes: Sequence[Any],
         rule: ExitRule,
         join: Callable[[], None],
-        said: Callable[[], Mapping[int, str]],
+        tracebacks: Callable[[], Mapping[int, str]],
     ) -> None:
         """Wait for ranks that the class started with ``multiprocessing``, and judge them by disttest's rules.
 
@@ -206,13 +206,13 @@ class ForkHost:
             processes: processes of ``multiprocessing``, one for each rank.
             rule: the allowed exit codes.
             join: waits for them as the class does, and raises its verdict.
-            said: returns the tracebacks that they sent, by process id; called after the wait.
+            tracebacks: returns the tracebacks that they sent, by process id; called after the wait.
         """
         began_s = monotonic()
         try:
             join()
         finally:
-            after_s, texts = monotonic() - began_s, said()
+            after_s, texts = monotonic() - began_s, tracebacks()
             found = [
                 foreign_record(rank, process.exitcode, after_s, texts.get(process.pid, ""))
                 for rank, process in enumerate(processes)
@@ -303,11 +303,11 @@ class ForkHost:
         """Return the path of a rank's log of the running test, relative to the results directory."""
         return f"{self._running().folder}/rank{rank}.log"
 
-    def _give_out(self, team: Team, **told: str | Variables) -> None:
+    def _give_out(self, team: Team, **fields: str | Variables) -> None:
         """Have ranks that stay run the test."""
         for handle in team.supervisor.handles:
             log = str(team.supervisor.logs.open(self._log(handle.rank)))
-            handle.channel.send(msgspec.structs.replace(self._running(), next_nodeid=None, log=log, **told))
+            handle.channel.send(msgspec.structs.replace(self._running(), next_nodeid=None, log=log, **fields))
 
     def _note_launch(self, team: Team, size: int) -> None:
         """Mark a further launch of the same test in the logs, which its ranks continue."""
@@ -412,8 +412,10 @@ class ForkHost:
                 return
         bad = [record for record in records if record.outcome is None or record.outcome.is_bad]
         if bad:
-            says = "; ".join(f"rank {record.rank}: {record.message or 'did not finish'}" for record in bad)
-            raise RanksFailed(says)
+            failures = "; ".join(
+                f"rank {record.rank}: {record.message or 'did not finish'}" for record in bad
+            )
+            raise RanksFailed(failures)
         if words := disagreement(records, may_differ=self._may_differ):
             raise RanksFailed(words)
         if all(record.outcome is Outcome.SKIPPED for record in records):

@@ -24,8 +24,12 @@ def launches_ranks(cls: type) -> bool:
 def most_ranks(item: Any) -> int:
     """Return the largest number of simultaneous ranks of such a test: its own, or those of a fixture that it uses."""
     mark = item.get_closest_marker("world_size")
-    told = getattr(getattr(item, "callspec", None), "params", {})
-    asked = mark.args[0] if mark and mark.args else told.get("world_size", getattr(item.cls, "world_size", 1))
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    asked = (
+        mark.args[0]
+        if mark and mark.args
+        else parameters.get("world_size", getattr(item.cls, "world_size", 1))
+    )
     chains = item._fixtureinfo.name2fixturedefs.values()  # noqa: SLF001
     fixtures = (
         each.func for chain in chains for each in chain if getattr(each.func, "is_dist_fixture", False)

@@ -50,7 +50,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
         if hazard := fork_hazard(on_gpus=host.on_gpus):
             _announce(hazard)
             start_by_spawn(self, proc or _spawn_context())
-            self.pid_to_pipe.update({pid: _HeardPipe(pipe) for pid, pipe in self.pid_to_pipe.items()})
+            self.pid_to_pipe.update({pid: _RecordingPipe(pipe) for pid, pipe in self.pid_to_pipe.items()})
             return
         cls, name, file_name = type(self), self._current_test_name(), self.file_name
         keywords = _keywords(self)
@@ -60,9 +60,9 @@ def _host_processes(base: Any, host: ForkHost) -> None:
 
         size = _checked_count(self, host)
         if host.may_reuse and _rule_of(self, _method_of(self)) == ExitRule():
-            told = tuple(sorted(keywords.items()))
+            items = tuple(sorted(keywords.items()))
             ranks = host.reuse_ranks(
-                RankRequest(cls, tuple(own_classes(cls, base)), size, told, name, file_name, run)
+                RankRequest(cls, tuple(own_classes(cls, base)), size, items, name, file_name, run)
             )
         else:
             ranks = host.start(size, lambda rank, pipe: run(rank, name, file_name, pipe))
@@ -72,12 +72,12 @@ def _host_processes(base: Any, host: ForkHost) -> None:
     def join(self: Any, method: Callable[..., Any]) -> None:
         rule = _rule_of(self, method)
         if self.processes and not isinstance(self.processes[0], Rank):
-            heard = {pid: pipe for pid, pipe in self.pid_to_pipe.items() if isinstance(pipe, _HeardPipe)}
+            pipes = {pid: pipe for pid, pipe in self.pid_to_pipe.items() if isinstance(pipe, _RecordingPipe)}
             host.join_foreign(
                 self.processes,
                 rule,
                 lambda: join_foreign(self, method),
-                lambda: {pid: pipe.said for pid, pipe in heard.items()},
+                lambda: {pid: pipe.message_text for pid, pipe in pipes.items()},
             )
             return
         try:
@@ -142,17 +142,17 @@ def _like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable
     return functools.wraps(method)
 
 
-class _HeardPipe:
+class _RecordingPipe:
     """The main process's end of the pipe to a rank that torch started. It stores the received traceback."""
 
     def __init__(self, pipe: Any) -> None:
         self._pipe = pipe
-        self.said = ""
+        self.message_text = ""
 
     def recv(self) -> object:
         """Receive a message of the rank."""
         message = self._pipe.recv()
-        self.said = message if isinstance(message, str) else self.said
+        self.message_text = message if isinstance(message, str) else self.message_text
         return message
 
     def __getattr__(self, name: str) -> Any:
