@@ -49,6 +49,7 @@ def hide_in_own_files(config: pytest.Config) -> None:
         return
     named = [config.getoption(name, None) for name in ("xmlpath", "log_file")]
     cache = getattr(config, "cache", None)
+    # The public methods of pytest's cache read one key each; here every file is wanted, whichever plugin wrote it.
     kept = (cache._cachedir / "v").rglob("*") if cache else ()  # noqa: SLF001
     hide_in_files([*(Path(name) for name in named if name), *kept])
 

@@ -176,8 +176,8 @@ def renew_libraries(threads: int) -> None:
         # A fork inherits the size of the pool but not its threads.
         torch.set_num_threads(threads)
         if hasattr(torch.cuda, "_cached_device_count"):
-            # The parent may have counted the GPUs under another CUDA_VISIBLE_DEVICES; torch has no public way to reset
-            # it.
+            # The parent may have counted the GPUs under another CUDA_VISIBLE_DEVICES, and torch keeps the count without a
+            # public way to reset it: https://github.com/pytorch/pytorch/issues/95073
             torch.cuda._cached_device_count = None  # noqa: SLF001
 
 

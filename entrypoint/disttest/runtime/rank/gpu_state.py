@@ -89,7 +89,7 @@ def _in_use() -> int:
 
 def _clear_workspaces() -> None:
     """Free the workspaces that libraries keep for each stream."""
-    # No public name as of torch 2.13.
+    # No public name as of torch 2.13: https://github.com/pytorch/pytorch/issues/184084
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001
     if clear is not None:
         clear()

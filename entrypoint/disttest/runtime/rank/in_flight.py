@@ -31,6 +31,7 @@ _COLLECTED = ("exceptions", "these_exceptions")
 def find_in_flight() -> Raised | None:
     """Describe the exception that the main thread handles, or the failed assertion whose message it is building."""
     ident = threading.main_thread().ident
+    # Documented for debuggers, despite its name: https://docs.python.org/3/library/sys.html#sys._current_frames
     frames = tuple(_outwards(sys._current_frames().get(ident or 0)))  # noqa: SLF001
     failed = _failed_assertion(frames)
     if failed is not None:
@@ -47,6 +48,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _handled_by(ident: int) -> Iterator[BaseException]:
     """Yield the exception that a thread is handling, if any."""
+    # Documented like `_current_frames`: https://docs.python.org/3/library/sys.html#sys._current_exceptions
     current: Any = sys._current_exceptions().get(ident)  # noqa: SLF001
     # Python 3.11 and earlier return a tuple like sys.exc_info().
     found = current[1] if isinstance(current, tuple) else current

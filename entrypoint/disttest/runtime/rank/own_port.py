@@ -14,7 +14,9 @@ def follow_own_port(port: int) -> None:
         port: port of the world's store, which listens already.
     """
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
-    # Private to torch.distributed.rendezvous; a torch without it asks the environment directly.
+    # With the variable set, torch takes any address for that of the agent's store, and no rank hosts one:
+    # https://github.com/pytorch/pytorch/pull/192113
+    # The function is private to torch.distributed.rendezvous; a torch without it asks the environment directly.
     asks_for_agent = getattr(rendezvous, "_torchelastic_use_agent_store", None)
     if asks_for_agent is None:
         return

@@ -376,7 +376,7 @@ def own_tmp_path(config: pytest.Config, base: Path) -> None:
 
 def shared_fixtures(session: pytest.Session) -> int:
     """Count the fixtures of a wider scope than one test that are set up; each node adds one finalizer of its own."""
-    # pytest has no public list of active fixtures.
+    # pytest has no public list of active fixtures. Its shape since pytest 7: https://github.com/pytest-dev/pytest/pull/8219
     stack = session._setupstate.stack  # noqa: SLF001
     wider = (finalizers for node, (finalizers, _) in stack.items() if not isinstance(node, pytest.Item))
     return sum(len(finalizers) - 1 for finalizers in wider)
