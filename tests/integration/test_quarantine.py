@@ -72,7 +72,7 @@ def quarantine(*names: str, expires: str = "2999-01-01") -> str:
     return "\n".join(f'[[test]]\ntest = "test_mine.py::{name}"\n{fields}' for name in names)
 
 
-@pytest.mark.parametrize("options", [(), ("--contain", "true")])
+@pytest.mark.parametrize("options", [(), ("--isolate-files",)])
 def test_failures_of_every_kind_do_not_count_and_are_shown(lab, options):
     lab.write(test_mine=TESTS)
     (lab.folder / "flaky.toml").write_text(quarantine(*NAMES, "test_passes"))
