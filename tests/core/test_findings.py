@@ -117,7 +117,7 @@ def test_the_first_line_everywhere_is_the_finding(ended):
 def test_ranks_that_wait_at_the_same_place_are_told_once(ended):
     case = next(c for c in ended.junit().iter("testcase") if c.get("name") == "test_point_to_point[2xgloo]")
 
-    assert "----- rank 0, rank 1: timed out in call -----" in case.find("failure").text
+    assert "----- 2 ranks alike: ranks 0, 1: timed out in call -----" in case.find("failure").text
     assert 1 == case.find("failure").text.count("in test_point_to_point")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from disttest.errors import ExitCode
-from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name, rank_names
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 from disttest.results.narrative import how_ended
@@ -246,7 +246,7 @@ def _is_like(text: str, other: str) -> bool:
 
 
 def _names(ranks: Sequence[RankRecord]) -> str:
-    names = ", ".join(rank_name(rank.rank) for rank in sorted(ranks, key=lambda rank: rank.rank))
+    names = rank_names([rank.rank for rank in ranks])
     return names if len(ranks) == 1 else f"{len(ranks)} ranks alike: {names}"
 
 
@@ -265,13 +265,12 @@ def _rank_text(rank: RankRecord, known: str) -> str:
 
 
 def who(result: TestResult) -> str:
-    """Return ``rank 1 is the culprit; victims: rank 0, rank 2``, or an empty string without a culprit."""
+    """Return ``rank 1 is the culprit; victims: ranks 0, 2``, or an empty string without a culprit."""
     if result.culprit is None:
         return ""
     text = f"{rank_name(result.culprit)} is the culprit"
     if result.victims:
-        victims = ", ".join(rank_name(rank) for rank in result.victims)
-        text += f"; {'victim' if len(result.victims) == 1 else 'victims'}: {victims}"
+        text += f"; {'victim' if len(result.victims) == 1 else 'victims'}: {rank_names(result.victims)}"
     return text
 
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import junit_xml
 
-from disttest.model import FactKind, Outcome, RankRecord, TestResult, rank_name
+from disttest.model import FactKind, Outcome, RankRecord, TestResult, rank_name, rank_names
 from disttest.reports.aggregates import evidence
 from disttest.reports.junit_budget import TextBudget, has_failed
 from disttest.reports.location import Repository, locate
@@ -226,7 +226,7 @@ def _labels(result: TestResult) -> list[str]:
     if result.culprit is not None:
         labels.append(f"culprit: {rank_name(result.culprit)}")
     if result.victims:
-        labels.append(f"victims: {', '.join(map(rank_name, result.victims))}")
+        labels.append(f"victims: {rank_names(result.victims)}")
     return ["  ".join(labels)]
 
 
