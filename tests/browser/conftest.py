@@ -105,6 +105,31 @@ def red(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return real_run(folder, FAULTY_SUITE.name, "--timeout", "3") / "report.html"
 
 
+PARTED = """
+import pytest
+import torch
+import torch.distributed as dist
+
+
+@pytest.mark.world_size(2)
+def test_parts(world):
+    for _ in range(20):
+        dist.all_reduce(torch.ones(1))
+    if world.rank:
+        dist.barrier()
+    else:
+        dist.all_gather([torch.ones(1)] * 2, torch.ones(1))
+"""
+
+
+@pytest.fixture(scope="session")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A test whose ranks make different calls after many equal ones."""
+    folder = tmp_path_factory.mktemp("parted")
+    (folder / "test_parted.py").write_text(PARTED)
+    return real_run(folder, "test_parted.py") / "report.html"
+
+
 @pytest.fixture(scope="session")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("many")

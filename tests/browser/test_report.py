@@ -134,10 +134,11 @@ class TestFindings:
             [re.compile(r"barrier waits · .*, for \d"), "not in its recorder"]
         )
 
-    def test_the_box_of_collectives_opens_at_the_first_difference(self, visit, red):
-        page = visit().open(red)
-        page.locator("#failures").get_by_role("button", name=re.compile(r"::test_hang\[")).click()
+    def test_the_box_of_collectives_opens_at_the_first_difference(self, visit, parted):
+        page = visit().open(parted)
+        page.locator("#failures").get_by_role("button", name=re.compile(r"::test_parts\[")).click()
 
+        assert page.locator(".collectives").evaluate("box => box.scrollHeight > box.clientHeight")
         box = page.locator(".collectives").bounding_box()
         row = page.locator(".collectives tr.parts").bounding_box()
         assert box["y"] <= row["y"] and row["y"] + row["height"] <= box["y"] + box["height"]
