@@ -145,7 +145,11 @@ def test_the_docker_action_runs_in_its_own_container(job: Job, image: str) -> No
     assert done.exit_code == 0, done.log
     assert (done.outputs["conclusion"], done.outputs["tests"]) == ("success", "2"), done.outputs
     assert "2 passed" in done.summary
-    assert (job.workspace / "results" / "junit.xml").exists()
+    # The next steps start in the workspace, which they see under another path.
+    assert done.outputs["junit"] == "results/junit.xml"
+    assert (job.workspace / done.outputs["junit"]).exists()
+    written = [job.workspace / "results", *(job.workspace / "results").rglob("*")]
+    assert {path.lstat().st_uid for path in written} == {job.workspace.stat().st_uid}
 
 
 def test_never_in_place(job: Job, tmp_path: Path) -> None:

@@ -144,6 +144,16 @@ def test_files_of_a_container_that_runs_as_root_are_handed_back(
     assert owner(before) == (0, 0), "what was there before the run keeps its owner"
 
 
+def test_a_path_with_a_colon_is_handed_back(launcher: Launcher, probe: str) -> None:
+    launcher.workspace = launcher.workspace / "a:b"
+    launcher.workspace.mkdir()
+    os.chown(launcher.workspace, 1234, 1234)
+    program = launcher.script("open('by-root', 'w').close()")
+    done = launcher.run("--image", probe, "--gpus", "none", "--user", "image", program)
+    assert done.returncode == 0, done.stderr
+    assert owner(launcher.workspace / "by-root") == (1234, 1234)
+
+
 def test_the_dead_mans_timer_ends_a_container_that_nobody_watches(launcher: Launcher, probe: str) -> None:
     process = start_ready(
         launcher, "--image", probe, "--gpus", "none", "--time-limit", "3", launcher.script(READY_THEN_SLEEP)

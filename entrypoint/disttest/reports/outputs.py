@@ -49,6 +49,10 @@ _CONCLUSIONS = {
 }
 
 
+_IN_DOCKER_ACTION = Path("/github/workspace")
+"""The workspace inside a Docker action. Other steps start in it, too, but under another path."""
+
+
 def conclude(exit_code: int) -> str:
     """Return the conclusion for an exit code."""
     if exit_code > 128:
@@ -59,6 +63,8 @@ def conclude(exit_code: int) -> str:
 def run_outputs(run: RunResult, results_dir: Path, exit_code: int) -> dict[str, str]:
     """Return the outputs of a run whose reports have been written."""
     counts = tally(run)
+    if results_dir.is_relative_to(_IN_DOCKER_ACTION):
+        results_dir = results_dir.relative_to(_IN_DOCKER_ACTION)
     return {
         **_ending(exit_code),
         "results": str(results_dir),

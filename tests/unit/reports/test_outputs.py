@@ -103,3 +103,9 @@ def test_the_summary_is_shown_without_links_to_logs_that_are_not_there(tmp_path:
 def test_a_summary_that_could_not_be_written_is_not_shown(tmp_path: Path) -> None:
     publish_summary(sample_runs.mixed_run(), tmp_path, {"GITHUB_STEP_SUMMARY": str(tmp_path / "page")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_of_a_docker_action_are_relative_to_the_workspace():
+    run = sample_runs.SampleRun().finish()
+    outputs = run_outputs(run, Path("/github/workspace/out"), 0)
+    assert ("out", "out/junit.xml") == (outputs["results"], outputs["junit"])

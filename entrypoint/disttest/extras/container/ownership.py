@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import docker
+from docker.types import Mount
 
 from disttest.errors import UsageError
 from disttest.extras.container.engine import EngineFacts, engine_errors
@@ -138,7 +139,8 @@ def hand_back(client: docker.DockerClient, image: str, task: HandBack) -> None:
                 "!", "-uid", task.owner.split(":")[0],
                 "-exec", "chown", "--no-dereference", task.owner, "{}", "+",
             ],
-            volumes={task.workspace: {"bind": task.workspace, "mode": "rw"}},
+            # Not `volumes`, whose words a colon in the path would split.
+            mounts=[Mount(task.workspace, task.workspace, type="bind")],
             user="0:0",
             network_mode="none",
             cap_drop=["ALL"],
