@@ -22,6 +22,7 @@ from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
 from disttest.results.verdict import judge
 
 _OWN_FAILURE = re.compile(r"^rank -1 of 1 failed(?: in \w+)?: ")
+_MAIN = re.compile(r"^main process |rank -1 ")
 _NAMES = {WorldKind.PROCESS: "the test "}
 LENIENT_NOTE = "torch's own rules would have passed this test"
 RUN_AGAIN = "failed in reused ranks, and was run again in new ones"
@@ -102,9 +103,7 @@ def _by_main(test: TestCase, result: TestResult, main: RankRecord, ranks: Sequen
         result,
         message=message,
         details=main.details if bad else "",
-        notes=tuple(
-            note.replace("rank -1 ", _NAMES.get(test.kind, "the main process ")) for note in result.notes
-        ),
+        notes=tuple(_MAIN.sub(_NAMES.get(test.kind, "the main process "), note) for note in result.notes),
         culprit=None,
         victims=(),
         ranks=shown,

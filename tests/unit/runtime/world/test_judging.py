@@ -11,7 +11,7 @@ from disttest.runtime.world.attempt import MainAttempt, RankProgress
 from disttest.runtime.world.judging import judge_attempt
 
 
-def judged(main, *joined):
+def judged(main, *joined, kind=WorldKind.THREADS, done=None):
     test = TestCase(
         nodeid="t.py::T::test_x",
         slug="s",
@@ -20,13 +20,19 @@ def judged(main, *joined):
         file="t.py",
         line=1,
         suite="t",
-        kind=WorldKind.THREADS,
+        kind=kind,
     )
     report = PhaseEnded(
         phase="call", outcome=main, duration_s=0.1, ended_at_s=1.0, message="RuntimeError: Thread 1 …"
     )
     progress = RankProgress(
-        rank=0, pid=1, log="main.log", phase="call", reports=[report], joined=list(joined), done=TestDone()
+        rank=0,
+        pid=1,
+        log="main.log",
+        phase="call",
+        reports=[report],
+        joined=list(joined),
+        done=done or TestDone(),
     )
     attempt = MainAttempt(test=test, number=1, started_s=0.0, started_at_s=0.0, ranks=[progress])
     return judge_attempt(attempt, world_id="w1", rule=VerdictRule.STRICT)
@@ -95,3 +101,12 @@ def test_a_failure_in_used_ranks_is_a_note_on_what_new_ones_came_to():
         result.outcome,
         result.notes,
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(WorldKind.PROCESS, "the test"), (WorldKind.THREADS, "the main process")]
+)
+def test_a_leak_of_a_process_that_is_no_rank_names_the_process(kind, name):
+    result = judged(Outcome.PASSED, kind=kind, done=TestDone(leaks=("process 7",)))
+
+    assert (f"{name} leaked process 7",) == result.notes
