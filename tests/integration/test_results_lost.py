@@ -111,7 +111,7 @@ def test_a_full_disk_ends_the_run_as_a_fault_of_the_machine(lab: Lab, small_disk
 
     assert 7 == ended.exit_code, ended.output
     assert "cannot be written any more: No space left on device" in ended.output
-    assert "make room, or choose another place with --results" in ended.output
+    assert "free space, or choose another place with --results" in ended.output
     assert "could not write " in ended.output
     assert "report.html: OSError: [Errno 28] No space left on device" in ended.output
     assert "Traceback" not in ended.output
