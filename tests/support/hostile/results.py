@@ -109,12 +109,13 @@ def _named(lab: Lab) -> None:
     """Under the command and under plain pytest, and by a rewrite of the reports in the middle."""
     with waiting_run(lab) as first:
         lab.write(test_ordinary=ORDINARY)
+        (lab.folder / "shards").mkdir()
         said = f"results is in use by another run (pid {first.pid}): wait until it has ended, or choose"
         for ended in (
             lab.run("test_ordinary.py", "--results", "results", RUN="B"),
             lab.pytest("test_waits.py", RUN="B"),
             lab.run("report", "results"),
-            lab.run("merge", "results", "--results", "results"),
+            lab.run("merge", "shards", "--results", "results"),
         ):
             assert ended.exit_code == 4, ended.output
             assert said in ended.output, ended.output
