@@ -198,7 +198,7 @@ def test_what_cannot_be_replayed_is_said(recorded, name, reason):
 
 def test_words_that_lead_nowhere_are_answered(recorded):
     assert "ran with 2 ranks; give --rank 0 to 1" in replay(recorded, "test_trains", 7).output
-    assert "name one of them" in recorded.run("replay", "test_", "--rank", "0").output
+    assert "give the id of one of them" in recorded.run("replay", "test_", "--rank", "0").output
 
 
 def test_with_record_failures_those_of_passed_tests_go(lab, nothing_left):

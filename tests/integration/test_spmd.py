@@ -211,7 +211,8 @@ def test_a_list_is_of_one_size(lab):
     lab.write(test_one="def test_one():\n    pass\n")
 
     assert (
-        "lists and plans are of one: give --spmd 1" in lab.run("list", "--spmd", "1,2", "test_one.py").output
+        "a list or plan takes one size: give --spmd 1"
+        in lab.run("list", "--spmd", "1,2", "test_one.py").output
     )
     assert "test_one[2xgloo]" in lab.run("list", "--tests", "--spmd", "2", "test_one.py").output
 

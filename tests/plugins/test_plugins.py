@@ -309,9 +309,9 @@ def test_pytest_xdist(lab: Lab) -> None:
     plain = lab.pytest("test_mixed.py", "-k", "passes or ordinary", results="plain")
 
     assert all_passed(guarded)
-    assert 1 == guarded.output.count("disttest: -n 2 of pytest-xdist is ignored: slots do that work")
+    assert 1 == guarded.output.count("disttest: -n 2 of pytest-xdist is ignored: use slots (--slots)")
     assert "1 passed, 1 error" in plain.output, plain.output
-    reason = "pytest-xdist cannot run worlds: leave -n out"
+    reason = "pytest-xdist cannot run worlds: remove -n"
     errors = plain.output.partition("short test summary")[0]
     assert 1 == errors.count(reason), "once in the errors, and once in pytest's summary of them"
     assert UNSAFE not in plain.output
