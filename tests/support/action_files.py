@@ -67,7 +67,9 @@ def _row(one: Input) -> str:
 
 def table_of(name: str, options: Sequence[Option]) -> dict[str, list[str]]:
     """Some options of a command, without variables."""
-    rows = [f"| `{one.flag} {_cell(one.form)}` | {_cell(one.description)} |" for one in options]
+    names = {one: one.name if one.no_flag else one.flag for one in options}
+    notes = {one: " (setting)" if one.no_flag else "" for one in options}
+    rows = [f"| `{names[one]} {_cell(one.form)}`{notes[one]} | {_cell(one.description)} |" for one in options]
     return {name: ["| option | meaning |", "|---|---|", *rows]}
 
 
