@@ -113,7 +113,7 @@ class FailurePrinter:
         culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
         logs = list(dict.fromkeys(clean(rank.log) for rank in culprit_first if rank.log))
         if logs:
-            more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
+            more = f" and {len(logs) - 1} more next to it" if len(logs) > 1 else ""
             yield Text(f"  log: {self._in_results}{logs[0]}{more}", style="bright_black")
         yield Text.assemble(("  repeat: ", "bright_black"), (group.repeat, "cyan"))
         for word, line in group.further.items():
