@@ -8,6 +8,7 @@ processes of tests) release it immediately, so no process that a test leaves beh
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -15,12 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from disttest.descriptors import high_copy
-from disttest.errors import UsageError
+from disttest.errors import JournalError, UsageError
 from disttest.host.proc import is_alive
 from disttest.limits import KILL_S
 from disttest.model import Frozen
 from disttest.results.earlier_runs import IGNORED, keep_earlier_run, left_in, put_back
-from disttest.results.journal import FILE_NAME, Journal
+from disttest.results.journal import FILE_NAME, Journal, end_for_want_of_room
 
 DEFAULT = Path("results")
 # Maximum number of directories of one name: ``results-2`` and so on.
@@ -168,6 +169,7 @@ def claim(path: Path) -> ResultsDirectory:
     Raises:
         DirectoryInUse: another run holds it.
         UsageError: it cannot be created or written, or contains files that no disttest run has left.
+        JournalError: its disk is full.
     """
     path = path.absolute()
     # A symbolic link to another disk is kept.
@@ -191,6 +193,9 @@ def claim(path: Path) -> ResultsDirectory:
                 finally:
                     os.close(fd)
     except OSError as error:
+        # A full disk is a fault of the machine, whenever the run meets it.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise JournalError(end_for_want_of_room(path, error)) from error
         raise UsageError(
             f"results directory {path} cannot be used: {error.strerror}; choose another with --results"
         ) from error
