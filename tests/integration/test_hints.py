@@ -86,4 +86,4 @@ def test_what_users_see(ended):
         "hidden from the tests, because torchrun set them for its own ranks: RANK, LOCAL_RANK, WORLD_SIZE"
         in ended.output
     )
-    assert "since srun set them for its own ranks: SLURM_PROCID, SLURM_NTASKS" in ended.output
+    assert "because srun set them for its own ranks: SLURM_PROCID, SLURM_NTASKS" in ended.output

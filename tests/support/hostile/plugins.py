@@ -73,7 +73,7 @@ def _xdist_under_pytest(lab: Lab) -> None:
     ended = lab.pytest("test_mixed.py", "-n", "2", PYTHONPATH=path_with_plugins(lab))
     assert ended.exit_code == 1, ended.output
     assert "1 passed, 2 errors" in ended.output, ended.output
-    assert "pytest-xdist cannot run worlds: leave -n out" in ended.output
+    assert "pytest-xdist cannot run worlds: remove -n" in ended.output
 
 
 def _forked(lab: Lab) -> None:
