@@ -118,7 +118,8 @@ class ConstantStarts:
     def _by_rows(self, group: Sequence[Observation]) -> Iterator[InferredReplicas]:
         """A norm is a replica over ranks whose outputs are concatenated as rows of one tensor."""
         first = group[0]
-        for call in {self._gathers_rows(observation) for observation in group}:
+        # In the order of ranks: a set of texts has another order for each seed of Python's hashes.
+        for call in dict.fromkeys(map(self._gathers_rows, group)):
             if call is not None and set(call.ranks) <= {observation.rank for observation in group}:
                 because = f"the rows that {_module_of(first.place)[1] or 'the module'} gives each rank"
                 yield InferredReplicas(call.ranks, f"{because} are put together{call.where}")
