@@ -221,7 +221,7 @@ def test_with_record_failures_those_of_passed_tests_go(lab, nothing_left):
     assert "disttest replay" not in lab.run("explain", "test_exchanges").output
     ended = lab.run("replay", "test_exchanges")
     assert 4 == ended.exit_code
-    assert "has no recording of rank 0 of test_all.py::test_exchanges[2xgloo]: record it with" in ended.output
+    assert "has no recording of rank 0 of test_all.py::test_exchanges[2xgloo]; record it with" in ended.output
 
 
 UNRECORDED = """

@@ -29,6 +29,8 @@ _RUNNER = re.compile(rf'File "[^"]*(/_pytest/|/pluggy/|{HARNESS})')
 # Observer frames are between the user's call and torch's, and wait for neither.
 _OBSERVER = re.compile(r'^  File "[^"]*/disttest/observe/\w+\.py", line ')
 
+_MOMENT = re.compile(r" after \d+\.\d\d s")
+
 
 def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[str]:
     """Yield a line for each rank, one for earlier tests, and the stacks of ended ranks; equal ranks share a line.
@@ -37,12 +39,15 @@ def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[
         result: result to describe.
         logs_in: prefix of log paths that leads the reader to the results directory; None omits the paths.
     """
-    alike: dict[tuple[bool, str], list[RankRecord]] = {}
+    alike: dict[tuple[bool, str], list[tuple[RankRecord, str]]] = {}
     for record in result.ranks:
         text = describe_rank(record, result)
-        alike.setdefault((record.rank == MAIN_RANK, text), []).append(record)
-    for (_, text), records in alike.items():
-        yield f"{rank_names([record.rank for record in records])}: {text}{_logs(records, logs_in)}"
+        # Ranks that differ only in the moment of their failure are alike.
+        key = (record.rank == MAIN_RANK, _MOMENT.sub("", text))
+        alike.setdefault(key, []).append((record, text))
+    for told in alike.values():
+        records = [record for record, _ in told]
+        yield f"{rank_names([record.rank for record in records])}: {told[0][1]}{_logs(records, logs_in)}"
     if result.after:
         ran = "1 test" if len(result.after) == 1 else f"{len(result.after)} tests"
         yield f"{ran} ran before it in the same processes, the last: {result.after[-1]}"
