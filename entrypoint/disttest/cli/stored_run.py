@@ -1,4 +1,4 @@
-"""A stored run: finding its directory, and selecting its tests."""
+"""A stored run: finding its directory, reading its journal, and selecting its tests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 from disttest.errors import UsageError
 from disttest.results.directory import DEFAULT
-from disttest.results.fold import RunResult, TestOutcome
-from disttest.results.journal import FILE_NAME
+from disttest.results.events import Noted
+from disttest.results.fold import RunResult, TestOutcome, fold
+from disttest.results.journal import FILE_NAME, read_events
 
 
 def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
@@ -28,6 +29,22 @@ def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
     runs = [folder / DEFAULT, *folder.glob(f"{DEFAULT}-*")]
     kept = [run for run in runs if (run / FILE_NAME).is_file()]
     return max(kept, key=lambda run: (run / FILE_NAME).stat().st_mtime, default=DEFAULT), "".join(words)
+
+
+def read_run(results_dir: Path) -> RunResult:
+    """Read the run whose journal is in a directory.
+
+    Raises:
+        UsageError: there is no journal, or none of its lines is an event.
+    """
+    path = results_dir / FILE_NAME
+    events = list(read_events(path))
+    # A line that is not an event is read as a note.
+    if all(isinstance(event, Noted) for event in events):
+        raise UsageError(
+            f"{path} is not a journal: no line is an event; give the directory with the results of a run"
+        )
+    return fold(events)
 
 
 def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from disttest.cli.stored_run import read_run
 from disttest.errors import ExitCode, UsageError
 from disttest.extras.bisect.search import Tried
 from disttest.model import Cause
 from disttest.reports.text import one_line
-from disttest.results.events import Noted
-from disttest.results.fold import RunResult, fold
-from disttest.results.journal import FILE_NAME, read_events
+from disttest.results.fold import RunResult
 
 # Hooks of the user's repository are for the user's own check-outs.
 _GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
@@ -165,13 +164,10 @@ class TestRuns:
 
 def read_batch(results: Path) -> Tried:
     """The result of a batch from its journal. What a broken machine has spoiled says nothing."""
-    journal = results / FILE_NAME
-    if not journal.is_file():
+    try:
+        run = read_run(results)
+    except UsageError:
         return Tried(why_not="the run left no results")
-    events = [*read_events(journal)]
-    if all(isinstance(event, Noted) for event in events):
-        return Tried(why_not="the run left no results")
-    run = fold(events)
     finals = [test.final for test in run.tests]
     failed = sum(final.outcome.is_bad and final.cause is not Cause.INFRASTRUCTURE for final in finals)
     passed = sum(final.outcome.has_run and not final.outcome.is_bad for final in finals)

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from disttest.cli.stored_run import find_run, select
-from disttest.errors import MEANINGS, ExitCode, UsageError
+from disttest.cli.stored_run import find_run, read_run, select
+from disttest.errors import MEANINGS, ExitCode
 from disttest.reports.location import Repository, locate
-from disttest.results.events import Noted
 from disttest.results.findings import describe_plugins
-from disttest.results.fold import RunResult, TestOutcome, fold
-from disttest.results.journal import FILE_NAME, read_events
+from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import describe_ranks
 from disttest.results.repeat import command_lines
 
@@ -73,19 +71,3 @@ def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) 
 def _place(outcome: TestOutcome, run: RunResult) -> str:
     place = locate(outcome, Repository.of(run)) if outcome.final.outcome.is_bad else None
     return f" at {place}" if place else ""
-
-
-def read_run(results_dir: Path) -> RunResult:
-    """Read the run whose journal is in a directory.
-
-    Raises:
-        UsageError: there is no journal, or none of its lines is an event.
-    """
-    path = results_dir / FILE_NAME
-    events = list(read_events(path))
-    # A line that is not an event is read as a note.
-    if all(isinstance(event, Noted) for event in events):
-        raise UsageError(
-            f"{path} is not a journal: no line is an event; give the directory with the results of a run"
-        )
-    return fold(events)

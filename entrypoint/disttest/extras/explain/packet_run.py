@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from disttest.cli.stored_run import find_run, select
+from disttest.cli.stored_run import find_run, read_run, select
 from disttest.errors import UsageError
 from disttest.extras.explain import limits
-from disttest.extras.explain.explanation import read_run
 from disttest.extras.explain.option_rows import ISSUE
 from disttest.extras.explain.packet import history_of, packet_of
 from disttest.extras.explain.packet_files import write_packet
 from disttest.extras.explain.packet_text import issue_body
-from disttest.extras.explain.scrub import make_scrubber
+from disttest.extras.explain.scrub import scrub
 from disttest.options.environment import environment
+from disttest.outgoing import outgoing
 from disttest.reports.text import clean
 from disttest.results.fold import RunResult, TestOutcome
 
@@ -40,7 +40,7 @@ def make_packet(words: Sequence[str], given: Mapping[str, Any]) -> str:
     run = read_run(results_dir)
     outcome = one_test(run, text)
     packet = packet_of(outcome, run, history_of(outcome.test.nodeid, run, given["history"]))
-    scrub = make_scrubber(environment().get("DISTTEST_MASK", "").splitlines())
+    outgoing.hide(environment().get("DISTTEST_MASK", "").splitlines())
     printed = []
     if given["format"] == ISSUE:
         printed.append(scrub(clean(issue_body(packet, limits.ISSUE))).rstrip("\n"))

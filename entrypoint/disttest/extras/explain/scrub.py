@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+
+from disttest.outgoing import outgoing
 
 HIDDEN = "***"
 _KNOWN = (
@@ -32,18 +33,8 @@ _NAMED = re.compile(
 """A value behind a name that says that it is secret: ``API_KEY=…``, ``"password": "…"``."""
 
 
-def make_scrubber(values: Sequence[str] = ()) -> Callable[[str], str]:
-    """Make a function that hides secrets in a text.
-
-    Args:
-        values: secrets that are known, for example those of ``DISTTEST_MASK``.
-    """
-    known = sorted({value.strip() for value in values if len(value.strip()) >= 4}, key=len, reverse=True)
-    exact = re.compile("|".join(map(re.escape, known))) if known else None
-
-    def scrub(text: str) -> str:
-        text = exact.sub(HIDDEN, text) if exact else text
-        text = _NAMED.sub(rf"\1{HIDDEN}", _BEARER.sub(rf"\1 {HIDDEN}", _TOKEN.sub(HIDDEN, text)))
-        return _URL.sub(HIDDEN, text)
-
-    return scrub
+def scrub(text: str) -> str:
+    """Hide the values that the run hides, and all that looks like a secret."""
+    text = _TOKEN.sub(HIDDEN, outgoing.text(text))
+    text = _NAMED.sub(rf"\1{HIDDEN}", _BEARER.sub(rf"\1 {HIDDEN}", text))
+    return _URL.sub(HIDDEN, text)
