@@ -273,6 +273,25 @@ def _fork() -> int:
     return pid
 
 
+def outlive(line: int) -> None:
+    """In a child process, wait until the process at the other end of a pipe has ended, and hold nothing of it meanwhile.
+
+    The signals that end the other process are ignored. The standard streams and all other descriptors are closed: a reader of
+    the other process's output must not wait for this one.
+
+    Args:
+        line: the child's end of the pipe.
+    """
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, line)
+    os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
+    os.read(line, 1)  # the kernel closes the other end with its process
+
+
 @contextlib.contextmanager
 def awaitable_children() -> Iterator[None]:
     """Give SIGCHLD its default action for a while.

@@ -23,7 +23,7 @@ from disttest.extras.resident.handover import run_by_parent
 from disttest.extras.resident.limits import SAVED_POLL_S
 from disttest.extras.resident.saved_files import SavedFiles
 from disttest.extras.resident.touched import find_touched
-from disttest.host.process import Child, die_with_parent, end_all, fork_child, leave
+from disttest.host.process import Child, die_with_parent, end_all, fork_child, leave, outlive
 from disttest.limits import SUPERVISOR_CANCEL_S, TICK_S
 from disttest.options.environment import environment
 from disttest.reports.text import count, duration, one_line
@@ -327,14 +327,7 @@ def _removed_after_kill(folder: Path) -> Iterator[None]:
 
 
 def _remove_later(line: int, folder: Path) -> None:
-    for signum in _ENDING:
-        signal.signal(signum, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.closerange(3, line)
-    os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
-    os.read(line, 1)
+    outlive(line)
     deadline_s = monotonic() + 2 * SUPERVISOR_CANCEL_S
     while folder.exists() and monotonic() < deadline_s:  # the run writes into it until it has ended
         shutil.rmtree(folder, ignore_errors=True)

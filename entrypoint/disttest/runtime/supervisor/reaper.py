@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from disttest.host.process import Child, end_all, fork_child, kill_overdue
+from disttest.host.process import Child, end_all, fork_child, kill_overdue, outlive
 from disttest.limits import REAPER_ORDERLY_S, REAPER_POLL_S
 
 MARK_VARIABLE = "_DISTTEST_RUN"
@@ -61,16 +59,7 @@ class Reaper:
 
 
 def _keep(line: int, mark: bytes) -> None:
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDWR)
-    # A reader of the command's output must not wait for this process.
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.closerange(3, line)
-    os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
-    # The other end closes with the command.
-    select.select([line], [], [])
+    outlive(line)
     kill_overdue(lambda: [*_marked(mark)], orderly_s=REAPER_ORDERLY_S, poll_s=REAPER_POLL_S)
 
 
