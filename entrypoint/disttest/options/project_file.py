@@ -61,6 +61,20 @@ def read_project_settings(targets: Sequence[str] = (), folder: Path | None = Non
     return ProjectSettings()
 
 
+def chosen_path(option: Option, given: object, targets: Sequence[str] = ()) -> Path | None:
+    """Return the path that a flag, the variable or the project's file names, in this order; None if none does.
+
+    Args:
+        option: option whose value is a path.
+        given: value of its flag.
+        targets: tests of the project, as for :func:`read_project_settings`.
+    """
+    named: Any = (
+        given or environment().get(option.variable) or read_project_settings(targets).texts.get(option.name)
+    )
+    return Path(named) if named else None
+
+
 def read_table(path: Path, *names: str) -> dict[str, Any] | None:
     """Read a table below ``[tool]`` of a file (``disttest`` unless named); None if it is missing or unreadable.
 

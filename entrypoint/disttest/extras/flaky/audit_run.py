@@ -16,8 +16,7 @@ from disttest.extras.flaky.option_rows import FILE, USUAL
 from disttest.extras.flaky.quarantine import Entry, find_quarantine, today
 from disttest.extras.history.option_rows import FILE as HISTORY
 from disttest.extras.history.store import reading
-from disttest.options.environment import environment
-from disttest.options.project_file import read_project_settings
+from disttest.options.project_file import chosen_path
 from disttest.options.run import filled
 from disttest.planning.targets import resolve_targets
 from disttest.reports.text import count
@@ -31,25 +30,17 @@ def audit(targets: tuple[str, ...], given: Mapping[str, Any]) -> int:
         UsageError: there is no quarantine, or a file cannot be read, or the tests cannot be collected.
     """
     collection = _collected(targets or (".",))
-    entries = find_quarantine(_path(given, FILE, targets), Path(collection.root))
+    entries = find_quarantine(chosen_path(FILE, given[FILE.field], targets), Path(collection.root))
     if not entries:
         click.echo(f"no test is in quarantine: there is no {USUAL} in {collection.root}, or it is empty")
         return ExitCode.PASSED
-    found = [*_found(entries, collection, _path(given, HISTORY, targets))]
+    found = [*_found(entries, collection, chosen_path(HISTORY, given[HISTORY.field], targets))]
     for entry, why in found:
         click.echo(f"{entry.test} ({entry.owner}): {why}")
     click.echo(
         f"{count(len(entries), 'test')} in quarantine, {len({entry.test for entry, _ in found})} should go"
     )
     return ExitCode.FAILED if found and given["fail"] else ExitCode.PASSED
-
-
-def _path(given: Mapping[str, Any], option: Any, targets: Sequence[str]) -> Path | None:
-    """The path that a flag, the variable or the project gives."""
-    if given[option.field]:
-        return Path(given[option.field])
-    text = environment().get(option.variable) or read_project_settings(targets).texts.get(option.name, "")
-    return Path(text) if text else None
 
 
 def _collected(targets: tuple[str, ...]) -> Collection:

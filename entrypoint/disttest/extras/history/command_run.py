@@ -13,21 +13,18 @@ from disttest.clock import wall
 from disttest.errors import UsageError
 from disttest.extras.history.adding import add_results
 from disttest.extras.history.git_facts import CommitFacts, facts_of_ci, project_of
-from disttest.extras.history.option_rows import FILE, NAME, USUAL
+from disttest.extras.history.option_rows import FILE, USUAL
 from disttest.extras.history.queries import find_tests
 from disttest.extras.history.shown import MOST_TESTS, show_all, show_test
 from disttest.extras.history.store import reading
 from disttest.options.environment import environment
-from disttest.options.project_file import read_project_settings
+from disttest.options.project_file import chosen_path
 from disttest.reports.text import count
 
 
 def history_file(given: Mapping[str, Any]) -> Path:
     """Return the file that a flag, the variable or the project names; otherwise the default."""
-    if given[FILE.field]:
-        return Path(given[FILE.field])
-    text = environment().get(FILE.variable) or read_project_settings(()).texts.get(NAME, "")
-    return Path(text) if text else USUAL
+    return chosen_path(FILE, given[FILE.field]) or USUAL
 
 
 def add(paths: Sequence[Path], given: Mapping[str, Any]) -> None:

@@ -89,7 +89,9 @@ def disttest_read_past_runs(path: Path) -> Sequence[PastRun] | None:
 @hookimpl
 def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldStart | str] | None:
     """Read the durations from a history file."""
-    if not head.startswith(b"SQLite format 3"):
+    from disttest.extras.history.schema import is_history
+
+    if not is_history(head):
         return None
     from disttest.extras.history.queries import read_timings
 

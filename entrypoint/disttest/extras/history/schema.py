@@ -7,6 +7,9 @@ APPLICATION = 0x64744869
 VERSION = 1
 """``PRAGMA user_version``."""
 
+MAGIC = b"SQLite format 3\0"
+"""First bytes of each SQLite file: https://www.sqlite.org/fileformat.html"""
+
 KINDS = ("passed", "failed", "infrastructure", "flaky", "skipped", "not_run", "xfailed", "quarantined")
 """Kinds of outcomes; the position is the number in the file. New ones go to the end."""
 
@@ -65,3 +68,8 @@ CREATE TABLE start (
     PRIMARY KEY (run, size, backend, device, nodes)
 ) WITHOUT ROWID;
 """
+
+
+def is_history(head: bytes) -> bool:
+    """Whether a file with these first bytes is an SQLite file."""
+    return head.startswith(MAGIC)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from disttest.errors import UsageError
-from disttest.extras.history.store import is_history
+from disttest.extras.history.schema import MAGIC, is_history
 from disttest.reports.results_json import FILE_NAME as RESULTS
 from disttest.results.journal import FILE_NAME as JOURNAL
 from disttest.safe_open import open_regular
@@ -47,7 +47,7 @@ def holds_history(path: Path) -> bool:
     """Whether a path is a history file."""
     try:
         with os.fdopen(open_regular(path.resolve()), "rb") as file:
-            return is_history(file.read(16))
+            return is_history(file.read(len(MAGIC)))
     except OSError:
         return False
 

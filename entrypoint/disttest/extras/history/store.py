@@ -12,9 +12,6 @@ from disttest.errors import UsageError
 from disttest.extras.history import schema
 from disttest.extras.history.limits import LOCK_S
 
-MAGIC = b"SQLite format 3\0"
-"""First bytes of each SQLite file: https://www.sqlite.org/fileformat.html"""
-
 
 class HistoryLocked(UsageError):
     """Another process has locked the file."""
@@ -55,11 +52,6 @@ def writing(path: Path, *, lock_s: float = LOCK_S) -> Iterator[sqlite3.Connectio
         connection.commit()
 
 
-def is_history(head: bytes) -> bool:
-    """Whether a file with these first bytes is an SQLite file."""
-    return head.startswith(MAGIC)
-
-
 def _opened(path: Path, *, make: bool = False, lock_s: float = LOCK_S) -> sqlite3.Connection:
     exists = path.exists()
     if exists:
@@ -84,9 +76,9 @@ def _check_is_sqlite(path: Path) -> None:
     if not path.is_file():
         raise UsageError(f"{path} is not a file; give the path of a history file")
     with path.open("rb") as file:
-        head = file.read(len(MAGIC))
+        head = file.read(len(schema.MAGIC))
     # Another process that is creating the file leaves it empty until its first commit.
-    if head and head != MAGIC:
+    if head and not schema.is_history(head):
         raise UsageError(
             f"{path} is not a history: it does not begin as an SQLite file does; choose another --history"
         )
