@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 import msgspec
@@ -30,14 +30,22 @@ def rank_names(ranks: Collection[int]) -> str:
     named = sorted(ranks)
     if len(named) == 1:
         return rank_name(named[0])
-    runs: list[list[int]] = []
-    for rank in named:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = (f"{run[0]}-{run[-1]}" if len(run) >= _LEAST_RUN else ", ".join(map(str, run)) for run in runs)
+    parts = (
+        f"{run[0]}-{run[-1]}" if len(run) >= _LEAST_RUN else ", ".join(map(str, run))
+        for run in consecutive(named)
+    )
     return f"ranks {', '.join(parts)}"
+
+
+def consecutive(ranks: Iterable[int]) -> list[range]:
+    """Split ranks into runs of consecutive ones, in their order."""
+    runs: list[range] = []
+    for rank in ranks:
+        if runs and rank == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, rank + 1)
+        else:
+            runs.append(range(rank, rank + 1))
+    return runs
 
 
 def group_title(name: str, description: str, ranks: Collection[int]) -> str:

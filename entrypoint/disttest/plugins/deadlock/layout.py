@@ -10,6 +10,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
+from disttest.model import consecutive
+
 SLOT = 13568
 """Bytes per rank."""
 
@@ -110,13 +112,7 @@ def ring_place(group: int, seq: int) -> int:
 
 def write_ranks(ranks: tuple[int, ...]) -> str:
     """Write ranks as ``0-3,7``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in consecutive(ranks))
 
 
 _MOST_RANKS = 100_000
