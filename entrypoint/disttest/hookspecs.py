@@ -277,6 +277,15 @@ def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldSta
 
 
 @hookspec
+def disttest_reports_written(results: Path) -> None:
+    """Command, at the end of a run, when its reports are written and its outputs are not published yet.
+
+    Args:
+        results: directory of the run.
+    """
+
+
+@hookspec
 def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
     """Command, whenever a run is shown: return tables about the whole run, for the terminal, the summary and the HTML page.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ from rich.console import Console
 from disttest import github
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, ReportError
+from disttest.plugin_manager import plugin_manager
 from disttest.reports import write_reports
 from disttest.reports.annotations import render_annotations
 from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
@@ -68,8 +67,7 @@ def finish_run(
     if code and code != run.exit_code:
         reasons = (*lost, *broken, *idle)
         record_end(results / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=reasons)
-    if environ.get("DISTTEST_IMAGE") and os.geteuid() == 0:
-        _give_to_owner(results, Path.cwd().stat())
+    plugin_manager().call("disttest_reports_written", results=results)
     for message in _published(lambda: publish_outputs(run_outputs(run, results, code), environ)):
         warn(message)
     return code
@@ -80,14 +78,6 @@ def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:
     found_nothing = run.exit_code in (ExitCode.USAGE, ExitCode.NOTHING_COLLECTED)
     nothing_ran = not run.tests and not run.collection_errors
     return environ.get("GITHUB_ACTIONS") == "true" or not (found_nothing and nothing_ran)
-
-
-def _give_to_owner(results: Path, owner: os.stat_result) -> None:
-    """Give the results of root in a container to the owner of the workspace, whose next checkout has to remove them."""
-    for folder in (results, Path(".pytest_cache")):
-        for path in (folder, *folder.rglob("*")):
-            with contextlib.suppress(OSError):
-                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _published(publish: Callable[[], object]) -> list[str]:
