@@ -28,7 +28,7 @@ LIMIT_S = 1800.0
 
 
 def environment(cache: Path) -> dict[str, str]:
-    """The environment of a shell, with a cache of its own for pip."""
+    """The environment of a shell, with a separate cache for pip."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
     return kept | {"PIP_CACHE_DIR": str(cache)}
 

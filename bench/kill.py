@@ -71,9 +71,7 @@ def main() -> None:
         process = command(folder)
         ran_s = wait_until_up(folder, process)
         pid = process.pid
-        if (
-            arguments.signal == "KILL"
-        ):  # of the controller: the command itself can only be supervised by nobody
+        if arguments.signal == "KILL":  # of the controller: no process supervises the command
             pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
         began_s = time.monotonic()
         os.kill(pid, getattr(signal, f"SIG{arguments.signal}"))

@@ -24,9 +24,7 @@ RUN_OPTIONS = (
         has_variable=True,
         repeated=True,
     ),
-    _for_nodes(
-        "nodes", COUNT, "Nodes of each world whose mark has no number of its own.", default=1, repeated=True
-    ),
+    _for_nodes("nodes", COUNT, "Nodes of each world whose mark gives no number.", default=1, repeated=True),
     _for_nodes(
         "partition",
         text("NAME"),

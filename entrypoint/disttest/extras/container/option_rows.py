@@ -56,7 +56,7 @@ OPTIONS = (
     _launch(
         "project",
         text("DIR[EXTRAS]"),
-        "Install the project in this folder into the image first, with what it requires: . or .[test].",
+        "First install the project in this folder and its requirements into the image: . or .[test].",
         default="",
         outside_container=INSTALLED,
         inputs=("run", "plan"),

@@ -8,7 +8,7 @@ from disttest.options.values import SWITCH
 ISOLATE_FILES = of_every_run(
     "isolate-files",
     SWITCH,
-    "Run tests without a world in a process for each file, under a time limit; what they spawn starts with torch imported.",
+    "Run tests without a world in a process for each file, under a time limit; spawned processes start with torch imported.",
     default=False,
     otherwise="false",
     repeated=True,

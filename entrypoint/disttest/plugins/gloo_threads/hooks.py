@@ -24,5 +24,5 @@ def disttest_group_made() -> None:
 
 @hookimpl
 def disttest_load_parts() -> None:
-    """Import the part in ranks, unless the run has no torch."""
+    """Import the part in ranks."""
     from disttest.plugins.gloo_threads import message_threads  # noqa: F401
