@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 from fake_scheduler import FakeScheduler
 from launcher_conformance import STUB, ExclusiveGPUs, ExitCodes, Heard, LauncherConformance, Make, job
 from slurm_cluster import SlurmCluster
 
-from disttest.extras.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
+from disttest.extras.cluster.protocol.launcher import JobState, Launcher, LauncherOptions, Output
 from disttest.extras.cluster.protocol.wire import (
     CancelJob,
     FinishJob,
@@ -135,3 +137,25 @@ def test_a_job_that_can_not_run_is_refused_with_slurms_words(
 @pytest.mark.parametrize("make", ["slurm"], indirect=True)
 class TestGPUsOfSlurm(ExclusiveGPUs):
     """Forty batches."""
+
+
+def test_a_queue_that_does_not_answer_holds_up_no_line_of_the_job(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "asked")
+    os.mkfifo(tmp_path / "never")
+    programs = {
+        "squeue": f"echo $$ > {tmp_path}/asked; exec cat < {tmp_path}/never",
+        "srun": f"read pid < {tmp_path}/asked; echo asked by $pid; cat > /dev/null",
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    launcher = SlurmLauncher({**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    run = launcher.start(job())
+    squeue = 0
+    for event in run.events():
+        if isinstance(event, Output):
+            squeue = int(event.line.split()[-1])
+            assert psutil.Process(squeue).is_running()  # it still asks, and the line has come
+            os.kill(squeue, signal.SIGKILL)
+            run.cancel("the test is over")
+    assert squeue

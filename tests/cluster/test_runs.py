@@ -159,7 +159,8 @@ def test_the_controller_is_killed_while_a_job_runs(lab: ClusterLab) -> None:
         # It may not have been told that the job has ended, and still hold the nodes: the next command gives them back.
         lab.cluster.start_controller(idle=False)
         lab.start("cluster-clean").wait()
-        lab.cluster.wait_until_free(30)
+        # slurmstepd tells the controller of its end again after 60 s if it was away at the first time.
+        lab.cluster.wait_until_free(90)
     assert [t.final.outcome for t in run.run.tests] == [Outcome.PASSED] * 3, run.output
     assert run.exit_code == 0
 

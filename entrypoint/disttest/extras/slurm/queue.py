@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from disttest.extras.cluster.schedulers.scheduler_command import call
 from disttest.extras.slurm import words
@@ -22,6 +23,11 @@ class SlurmQueue:
         self._lock = threading.Lock()
         self._asked_s = float("-inf")
         self._lines: dict[str, words.QueueLine] = {}
+        self._polls = ThreadPoolExecutor(max_workers=1, thread_name_prefix="squeue")
+
+    def begin_poll(self, name: str, *, fresh_s: float) -> Future[words.QueueLine | None]:
+        """Begin what :meth:`line` does. The caller goes on: a controller may take ``SLURM_ANSWER_S`` not to answer."""
+        return self._polls.submit(self.line, name, fresh_s=fresh_s)
 
     def line(self, name: str, *, fresh_s: float) -> words.QueueLine | None:
         """Return a job's line of the queue, at most ``fresh_s`` seconds old; None if the job is not in it.

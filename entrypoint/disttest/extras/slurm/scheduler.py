@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 
 from disttest.errors import SchedulerError
 from disttest.extras.cluster.limits import JOB_CANCEL_S
@@ -84,6 +85,7 @@ class SlurmRun:
         self._started = False
         self._poll_s = SLURM_FIRST_POLL_S
         self._next_poll_s = time.monotonic() + SLURM_FIRST_POLL_S
+        self._poll: Future[words.QueueLine | None] | None = None
         self._cancelled = ""
         self._cancelled_s = 0.0
         self._scancelled = False
@@ -129,8 +131,7 @@ class SlurmRun:
                 yield from self._handle_line(line)
             else:
                 yield Idle()
-            if time.monotonic() >= self._next_poll_s:
-                self._poll()
+            self._keep_polling()
             if self._seen != before:
                 yield Changed(description=self._seen)
 
@@ -168,11 +169,15 @@ class SlurmRun:
             self._seen = _replace(self._seen, state=JobState.RUNNING, reason="")
         yield Output(line=line.text)
 
-    def _poll(self) -> None:
+    def _keep_polling(self) -> None:
         """Query the queue, less often each time: a thousand waiting jobs must not keep the controller busy."""
-        pause_s = self._longer_pause_s()
-        line = self._queue.line(self._job.name, fresh_s=pause_s / 2)
-        self._next_poll_s = time.monotonic() + pause_s
+        if self._poll is not None and self._poll.done():
+            self._take_description(self._poll.result())
+            self._poll, self._next_poll_s = None, time.monotonic() + self._poll_s
+        if self._poll is None and time.monotonic() >= self._next_poll_s:
+            self._poll = self._queue.begin_poll(self._job.name, fresh_s=self._longer_pause_s() / 2)
+
+    def _take_description(self, line: words.QueueLine | None) -> None:
         if line is None and self._started:
             return  # its end is srun's to report
         if line is None:
