@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import cluster_programs
@@ -96,6 +97,50 @@ def namespace(plane: KubernetesPlane) -> Iterator[str]:
     yield "ci"
     assert plane.kubectl("get", "pods", "--namespace=ci", "--output=name").stdout == ""
     plane.kubectl("delete", "namespace", "ci")
+
+
+# --- objects and priorities
+
+
+def test_further_objects_are_there_before_the_pods_and_go_with_the_job(
+    lab: KubernetesLab, priority: str
+) -> None:
+    objects = lab.folder / "objects.yaml"
+    objects.write_text(
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: DISTTEST_JOB-keys}\nstringData: {OF_THE_JOB: 'yes'}\n"
+    )
+    lab.write_template(envFrom=[{"secretRef": {"name": "DISTTEST_JOB-keys"}}])
+    lab.write(
+        test_reads="import os\n\nimport pytest\n\n\n@pytest.mark.world_size()\n"
+        "def test_reads(world):\n    assert os.environ['OF_THE_JOB'] == 'yes'\n"
+    )
+    chosen = ("--job-objects", str(objects), "--priority-class", priority)
+    run = lab.on_kubernetes("test_reads.py", *SPAN, *chosen)
+    priorities: list[int] = []
+    while run.process.poll() is None and not priorities:
+        priorities = [pod["spec"]["priority"] for pod in lab.plane.pods()]
+        time.sleep(0.1)
+    run.wait(240)
+    assert run.exit_code == 0, run.output
+    assert set(priorities) == {7}
+    lab.plane.wait_until_free()
+    named = "--field-selector=type=Opaque"
+    until = time.monotonic() + 60
+    while lab.plane.kubectl("get", "secrets", named, f"--namespace={NAMESPACE}", "--output=name").stdout:
+        assert time.monotonic() < until
+        time.sleep(0.5)
+
+
+@pytest.fixture
+def priority(plane: KubernetesPlane) -> Iterator[str]:
+    """A class of priority 7; and the right to make secrets, which the docs' role lacks."""
+    plane.kubectl("create", "priorityclass", "seventh", "--value=7")
+    plane.kubectl("create", "role", "keys", "--verb=create", "--resource=secrets", f"--namespace={NAMESPACE}")
+    user = f"--serviceaccount={NAMESPACE}:disttest"
+    plane.kubectl("create", "rolebinding", "keys", "--role=keys", user, f"--namespace={NAMESPACE}")
+    yield "seventh"
+    plane.kubectl("delete", "role,rolebinding", "keys", f"--namespace={NAMESPACE}")
+    plane.kubectl("delete", "priorityclass", "seventh")
 
 
 # --- the client

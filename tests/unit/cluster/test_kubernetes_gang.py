@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -57,6 +57,11 @@ class Cluster(Kubectl):
         self.refusals: list[str] = []
         self.owners: set[str] = set()
         """Names of the ConfigMaps that exist."""
+        self.objects: list[dict[str, Any]] = []
+        """Further objects of jobs."""
+        self.kinds: list[str] = []
+        """Kinds in the order in which they were asked for."""
+        self.forbidden = ""
         self.answers = True
         self.node_ready = "True"
         self.board = PodBoard(self, "me", lambda: self.now_s)
@@ -87,6 +92,14 @@ class Cluster(Kubectl):
         return json.dumps({"metadata": {"name": "n1"}, "status": {"conditions": [ready]}})
 
     def _create(self, made: dict[str, Any]) -> str:
+        self.kinds.append(made["kind"])
+        if made["kind"] == self.forbidden:
+            raise KubectlRefusal("Error from server (Forbidden): cannot create resource", ("create",))
+        if made["kind"] not in ("ConfigMap", "List"):
+            self.objects.append(made)
+            if made["metadata"]["name"] in self.owners:
+                raise KubectlRefusal("Error from server (AlreadyExists): it exists", ("create",))
+            return ""
         if made["kind"] == "ConfigMap":
             if made["metadata"]["name"] in self.owners:
                 raise KubectlRefusal("Error from server (AlreadyExists): configmaps exists", ("create",))
@@ -99,11 +112,12 @@ class Cluster(Kubectl):
         }
         return ""
 
-    def gang(self, job: JobSpec) -> PodGang:
+    def gang(self, job: JobSpec, *, objects: Sequence[manifests.Manifest] = ()) -> PodGang:
         pod = manifests.complete_pod(manifests.pod_patch(job, OPTIONS, "me"), job)
         return PodGang(
             job,
             pod,
+            objects=objects,
             client="me",
             kubectl=self,
             board=self.board,
@@ -209,6 +223,71 @@ class TestAskingForPods:
         gang.step()
         names = {variable["name"] for variable in cluster.made[0]["spec"]["containers"][0]["env"]}
         assert {name for name in names if not name.startswith("DISTTEST_POD")} == {"NVIDIA_VISIBLE_DEVICES"}
+
+
+POLICY = """{
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "DISTTEST_JOB"},
+    "spec": {"podSelector": {"matchLabels": {"disttest-job": "DISTTEST_JOB"}}}
+}
+"""
+CLAIM = (
+    '{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "DISTTEST_JOB-gpus"}}'
+)
+
+
+class TestFurtherObjects:
+    """A user's objects of each job: made before its pods, owned as they are."""
+
+    def gang(self, cluster: Cluster) -> PodGang:
+        return cluster.gang(a_job(), objects=manifests.objects_of(POLICY + CLAIM, a_job()))
+
+    def test_they_are_made_once_before_the_pods(self, cluster: Cluster) -> None:
+        cluster.refusals = [QUOTA]
+        gang = self.gang(cluster)
+        gang.step()
+        cluster.now_s += KUBERNETES_RETRY_S
+        gang.step()
+        assert cluster.kinds == ["ConfigMap", "NetworkPolicy", "ResourceClaim", "List", "List"]
+
+    def test_they_have_the_name_and_the_owner_of_the_job(self, cluster: Cluster) -> None:
+        self.gang(cluster).step()
+        policy, claim = cluster.objects
+        name = a_job().name
+        assert [each["metadata"]["name"] for each in cluster.objects] == [name, f"{name}-gpus"]
+        assert policy["spec"]["podSelector"] == {"matchLabels": {"disttest-job": name}}
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": "u1"}
+        assert [each["metadata"]["ownerReferences"] for each in (policy, claim)] == [[owner], [owner]]
+
+    def test_a_lost_answer_makes_none_twice(self, cluster: Cluster) -> None:
+        cluster.owners = {a_job().name}
+        gang = self.gang(cluster)
+        gang.step()
+        assert gang.refused is None
+        assert gang.has_asked
+
+    def test_a_refused_object_ends_the_job(self, cluster: Cluster) -> None:
+        cluster.forbidden = "ResourceClaim"
+        gang = self.gang(cluster)
+        gang.step()
+        assert gang.refused is not None
+        assert "docs/kubernetes.md" in gang.refused.advice
+        assert cluster.made == []
+
+    def test_one_name_for_all_jobs(self) -> None:
+        with pytest.raises(SchedulerError, match="'fixed' has one name for all jobs; put DISTTEST_JOB into"):
+            manifests.objects_of(CLAIM.replace("DISTTEST_JOB-gpus", "fixed"), a_job())
+
+    def test_a_template_may_refer_to_them(self) -> None:
+        pod = {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimName": "DISTTEST_JOB-gpus"}]}}
+        (claim,) = manifests.named_for(a_job(), pod)["spec"]["resourceClaims"]
+        assert claim["resourceClaimName"] == f"{a_job().name}-gpus"
+
+    def test_a_priority_class(self) -> None:
+        spec = manifests.pod_patch(a_job(), LauncherOptions(priority_class="low"), "me")["spec"]
+        assert spec["priorityClassName"] == "low"
+        assert "priorityClassName" not in manifests.pod_patch(a_job(), OPTIONS, "me")["spec"]
 
 
 class TestWaiting:

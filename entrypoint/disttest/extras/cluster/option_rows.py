@@ -88,6 +88,15 @@ RUN_OPTIONS = (
         "Template for the pods of Kubernetes: a YAML file.",
         repeated=True,
     ),
+    _for_nodes(
+        "job-objects",
+        path("FILE"),
+        "Further Kubernetes objects of each job, such as a NetworkPolicy: a YAML file.",
+        repeated=True,
+    ),
+    _for_nodes(
+        "priority-class", text("NAME"), "Kubernetes' priority class of the pods.", default="", repeated=True
+    ),
     _setting(
         "gpu-resource",
         text("NAME"),

@@ -181,6 +181,8 @@ def _launcher(given: Mapping[str, Any]) -> Launcher:
         container=(given["container"] or "pyxis") if given["image"] else "",
         mounts=tuple(given["mount"]),
         pod_template=str(given["pod_template"] or ""),
+        job_objects=str(given["job_objects"] or ""),
+        priority_class=given["priority_class"],
         gpu_resource=given["gpu_resource"],
     )
     return scheduler_named(given["launcher"]).make_launcher(environment(), options)

@@ -28,7 +28,7 @@ from disttest.extras.kubernetes.limits import (
     KUBERNETES_RETRY_S,
 )
 from disttest.extras.kubernetes.objects import Node, Owned, Pod
-from disttest.extras.kubernetes.pods import JOB, Manifest, owner_manifest, pod_manifests
+from disttest.extras.kubernetes.pods import JOB, Manifest, owned, owner_manifest, pod_manifests
 from disttest.limits import TICK_S
 
 _PATIENT_AFTER = 20
@@ -64,6 +64,7 @@ class PodGang:
         job: JobSpec,
         pod: Manifest,
         *,
+        objects: Sequence[Manifest] = (),
         client: str,
         kubectl: Kubectl,
         board: PodBoard,
@@ -74,6 +75,8 @@ class PodGang:
     ) -> None:
         self._job = job
         self._pod = pod
+        self._missing = list(objects)
+        """Further objects of the job that are not created yet."""
         self._client = client
         self._kubectl = kubectl
         self._board = board
@@ -128,6 +131,7 @@ class PodGang:
         names = [f"{self._job.name}-n{node}{suffix}" for node in range(self._job.shape.nodes)]
         try:
             self.owner_uid = self.owner_uid or self._create_owner()
+            self._create_objects()
             pods = pod_manifests(self._pod, names, self._job.name, self.owner_uid)
             self._kubectl.call("create", "--filename=-", "--output=name", text=json.dumps(pods))
         except KubectlRefusal as refusal:
@@ -139,14 +143,24 @@ class PodGang:
         self._next_s = self._created_s + KUBERNETES_FIRST_POLL_S
 
     def _create_owner(self) -> str:
-        owner = json.dumps(owner_manifest(self._job, self._client))
-        try:
-            output = self._kubectl.call("create", "--filename=-", "--output=json", text=owner)
-        except KubectlRefusal as refusal:
-            if "(AlreadyExists)" not in refusal.complaint:  # made by a request whose answer was lost
-                raise
-            output = self._kubectl.call("get", f"configmap/{self._job.name}", "--output=json")
+        output = self._create_once(owner_manifest(self._job, self._client), "--output=json")
+        output = output or self._kubectl.call("get", f"configmap/{self._job.name}", "--output=json")
         return msgspec.json.decode(output, type=Owned).metadata.uid
+
+    def _create_objects(self) -> None:
+        """Create the user's objects before the pods, which may refer to them. They outlive a release of the pods."""
+        while self._missing:
+            self._create_once(owned(self._missing[0], self._job.name, self.owner_uid), "--output=name")
+            del self._missing[0]
+
+    def _create_once(self, manifest: Manifest, output: str) -> str:
+        """Create an object; empty if a request whose answer was lost has created it."""
+        try:
+            return self._kubectl.call("create", "--filename=-", output, text=json.dumps(manifest))
+        except KubectlRefusal as refusal:
+            if "(AlreadyExists)" not in refusal.complaint:
+                raise
+            return ""
 
     def _on_refusal(self, complaint: str) -> None:
         self.waits = words.waits_for_quota(complaint) or words.waits_for_server(complaint)

@@ -7,9 +7,10 @@ volumes and variables by name. This module therefore reads no YAML.
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from disttest.errors import SchedulerError, UsageError
@@ -24,6 +25,9 @@ MANAGED_BY = {"app.kubernetes.io/managed-by": "disttest"}
 JOB, CLIENT, NODE = "disttest-job", "disttest-client", "disttest-node"
 """Labels: name of the job, name of the client, and number of the node in its job."""
 
+NAME_OF_JOB = "DISTTEST_JOB"
+"""Text in a user's file that stands for the name of the job."""
+
 Manifest = dict[str, Any]
 
 _LAST_WORD = "/dev/termination-log"
@@ -31,8 +35,7 @@ _AGENT = ("disttest", "node-agent")
 _SHM = "disttest-shm"
 
 
-# One ConfigMap for each job, not for the run: the end of a run cannot forget one, and a later client finds the jobs
-# of
+# One ConfigMap for each job, not for the run: the end of a run cannot forget one, and a later client finds the jobs of
 # dead clients by name.
 def owner_manifest(job: JobSpec, client: str) -> Manifest:
     """Make the owner, whose deletion by any client ends the job."""
@@ -43,6 +46,32 @@ def owner_manifest(job: JobSpec, client: str) -> Manifest:
     }
 
 
+def named_for(job: JobSpec, pod: Manifest) -> Manifest:
+    """Put the name of the job into a pod, whose template may refer to the job's further objects."""
+    named: Manifest = json.loads(json.dumps(pod).replace(NAME_OF_JOB, job.name))
+    return named
+
+
+def objects_of(printed: str, job: JobSpec) -> list[Manifest]:
+    """Read the further objects of a job, which kubectl prints one after another.
+
+    Raises:
+        SchedulerError: an object has the same name in all jobs.
+    """
+    text = printed.replace(NAME_OF_JOB, job.name).strip()
+    objects: list[Manifest] = []
+    while text:
+        made, end = json.JSONDecoder().raw_decode(text)
+        name = made["metadata"].get("name", "")
+        if job.name not in name:
+            raise SchedulerError(
+                f"--job-objects: {made['kind']} {name!r} has one name for all jobs; put {NAME_OF_JOB} into it"
+            )
+        objects.append(made)
+        text = text[end:].lstrip()
+    return objects
+
+
 def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
     """Make the fields that all pods of a job share, and that override a template."""
     shape = job.shape
@@ -50,9 +79,8 @@ def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
         "name": CONTAINER,
         "command": list(options.command or _AGENT),
         # The agent is the main process of the container, and is reached by attach. When its stream breaks, its input
-        # ends, and so
-        # does the pod. With exec a process would outlive the client, and the client would need the right to run
-        # anything in pods.
+        # ends, and so does the pod. With exec a process would outlive the client, and the client would need the right
+        # to run anything in pods.
         "stdin": True,
         "stdinOnce": True,
         # https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
@@ -73,8 +101,7 @@ def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
         resource = options.gpu_resource or GPU_RESOURCE
         container["resources"] = {"limits": {resource: str(shape.gpus_per_node)}}
     else:
-        # Otherwise NVIDIA's runtime shows all GPUs of the node to an image with this variable, whether granted or
-        # not:
+        # Otherwise NVIDIA's runtime shows all GPUs of the node to an image with this variable, granted or not:
         # https://github.com/NVIDIA/k8s-device-plugin/issues/61
         container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
     labels, annotations = _queue(job, options)
@@ -89,6 +116,7 @@ def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
             # The cluster ends the pod even if the client is gone.
             "activeDeadlineSeconds": math.ceil(job.limit_s),
             "terminationGracePeriodSeconds": KUBERNETES_GRACE_S,
+            **({"priorityClassName": options.priority_class} if options.priority_class else {}),
             "containers": [container],
             "volumes": [{"name": _SHM, "emptyDir": {"medium": "Memory"}}],
         },
@@ -135,19 +163,24 @@ def complete_pod(merged: Manifest, job: JobSpec) -> Manifest:
 
 def pod_manifests(pod: Manifest, names: Sequence[str], owner: str, owner_uid: str) -> Manifest:
     """Make a list of pods, one for each node, with one owner."""
-    owned = {"apiVersion": "v1", "kind": "ConfigMap", "name": owner, "uid": owner_uid}
     return {
         "apiVersion": "v1",
         "kind": "List",
-        "items": [_pod_of_node(pod, node, name, owned) for node, name in enumerate(names)],
+        "items": [owned(_pod_of_node(pod, node, name), owner, owner_uid) for node, name in enumerate(names)],
     }
 
 
-def _pod_of_node(pod: Manifest, node: int, name: str, owner: Mapping[str, str]) -> Manifest:
+def owned(made: Manifest, owner: str, uid: str) -> Manifest:
+    """Give an object to the owner of the job: Kubernetes deletes it when the owner is gone."""
+    # https://kubernetes.io/docs/concepts/architecture/garbage-collection/#owners-dependents
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": owner, "uid": uid}
+    return {**made, "metadata": {**made["metadata"], "ownerReferences": [reference]}}
+
+
+def _pod_of_node(pod: Manifest, node: int, name: str) -> Manifest:
     made = copy.deepcopy(pod)
     made["metadata"]["name"] = name
     made["metadata"]["labels"][NODE] = str(node)
-    made["metadata"]["ownerReferences"] = [dict(owner)]
     container = next(each for each in made["spec"]["containers"] if each["name"] == CONTAINER)
     container["env"].append({"name": "DISTTEST_POD", "value": str(node)})
     return made

@@ -261,13 +261,19 @@ class KubernetesLauncher:
         """Request the pods of a job; the request is made when its events are read.
 
         Raises:
-            SchedulerError: kubectl is missing, or the template is invalid.
+            SchedulerError: kubectl is missing, or a file of the user is invalid.
         """
         if self._options.mounts:
             raise SchedulerError("--mount works with Slurm only; put volumes of pods into --pod-template")
         pod = manifests.complete_pod(self._merged(manifests.pod_patch(job, self._options, self._client)), job)
         gang = PodGang(
-            job, pod, client=self._client, kubectl=self._kubectl, board=self._board, turn=self._turn
+            job,
+            manifests.named_for(job, pod),
+            objects=self._objects(job),
+            client=self._client,
+            kubectl=self._kubectl,
+            board=self._board,
+            turn=self._turn,
         )
         passed = travelling(job, self._environ)
         return KubernetesRun(
@@ -278,19 +284,28 @@ class KubernetesLauncher:
         """Merge disttest's fields over the user's template, by Kubernetes' rules."""
         if not self._options.pod_template:
             return patch
-        words = (
-            f"--filename={self._options.pod_template}",
-            "--type=strategic",
-            f"--patch={json.dumps(patch)}",
-        )
         merged: manifests.Manifest = json.loads(
-            self._kubectl.call("patch", "--local", *words, "--output=json")
+            self._patched(self._options.pod_template, patch, "--type=strategic")
         )
         if merged.get("kind") != "Pod":
             raise SchedulerError(
                 f"--pod-template {self._options.pod_template} contains a {merged.get('kind')}; give a Pod"
             )
         return merged
+
+    def _objects(self, job: JobSpec) -> Sequence[manifests.Manifest]:
+        """Read the further objects of a job, labelled with its name."""
+        if not self._options.job_objects:
+            return ()
+        labels = {"metadata": {"labels": {manifests.JOB: job.name}}}
+        # A strategic merge works for Kubernetes' own kinds only, and these may be custom resources:
+        # https://github.com/kubernetes/kubernetes/pull/53558
+        return manifests.objects_of(self._patched(self._options.job_objects, labels, "--type=merge"), job)
+
+    def _patched(self, file: str, patch: manifests.Manifest, how: str) -> str:
+        """Merge fields over those of a file, which kubectl reads."""
+        words = (f"--filename={file}", how, f"--patch={json.dumps(patch)}")
+        return self._kubectl.call("patch", "--local", *words, "--output=json")
 
     def every_name(self) -> Sequence[str]:
         """Return the names of all jobs of disttest in the namespace."""
