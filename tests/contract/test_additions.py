@@ -41,10 +41,10 @@ def missing_of_options() -> Iterator[str]:
 
 
 def missing_of_checks() -> Iterator[str]:
-    titles = set(re.findall(r"^## ([\w-]+)$", page("errors.md"), re.MULTILINE))
+    titles = set(re.findall(r"^### ([\w-]+)$", page("errors.md"), re.MULTILINE))
     for known in MACHINE_ADVICE.slugs:
         if known not in titles:
-            yield f"advice {known}: add a section `## {known}` to docs/errors.md"
+            yield f"advice {known}: add a section `### {known}` to docs/errors.md"
     source = inspect.getsource(machine_checks)
     for name in re.findall(
         r"^def (_\w+)\(\w+: (?:Machine|Gpu)\b.*\) -> DeviceFinding:", source, re.MULTILINE

@@ -254,7 +254,7 @@ def test_cuda_version(number, version):
 def test_every_advice_has_its_section():
     page = (Path(__file__).parents[3] / "docs" / "errors.md").read_text()
 
-    missing = [slug for slug in MACHINE_ADVICE.slugs if f"\n## {slug}\n" not in page]
+    missing = [slug for slug in MACHINE_ADVICE.slugs if f"\n### {slug}\n" not in page]
 
     assert missing == []
 

@@ -76,4 +76,4 @@ def test_advice_is_one_line_below_the_message() -> None:
 
 def test_each_advice_has_its_entry_in_the_docs() -> None:
     page = (Path(__file__).parents[3] / "docs" / "errors.md").read_text()
-    assert [slug for slug in ENGINE_ADVICE.slugs if f"`{slug}`" not in page] == []
+    assert [slug for slug in ENGINE_ADVICE.slugs if f"\n### {slug}\n" not in page] == []

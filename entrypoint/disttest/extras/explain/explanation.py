@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from disttest.cli.stored_run import find_run, read_run, select
 from disttest.errors import MEANINGS, ExitCode
+from disttest.extras.explain.message_page import next_step
 from disttest.reports.location import Repository, locate
 from disttest.results.findings import describe_plugins
 from disttest.results.fold import RunResult, TestOutcome
@@ -59,6 +60,7 @@ def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) 
     parts = [
         result.message or str(result.outcome),
         f"  {outcome.test.nodeid}: {'flaky' if outcome.flaky else result.outcome}{_place(outcome, run)}",
+        f"  what to do: {step}" if (step := next_step(result.message)) else "",
         *(f"  attempt {attempt.attempt}: {attempt.message}" for attempt in earlier),
         *describe_ranks(result, logs_in=f"{results_dir}/"),
         result.details,
