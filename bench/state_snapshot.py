@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from disttest.runtime.rank import state_snapshot
-from disttest.runtime.rank.facets.facet_table import loaded_facets
+from disttest.runtime.rank.loaded_facets import loaded_facets
 
 AIM_MS = 0.3
 

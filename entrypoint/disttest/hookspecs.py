@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from disttest.runtime.controller.target_host import TargetHost
     from disttest.runtime.controller.wanted_worlds import OwnWorld
     from disttest.runtime.messages.protocol import WorldOrder
-    from disttest.runtime.rank.facets.facet import Facet
+    from disttest.runtime.rank.facet import FacetSource
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.rank.rank_test import PostMortem, Rank, RankTest
     from disttest.runtime.rank.waits import WatchedRank
@@ -815,9 +815,9 @@ def disttest_rank_test(test: RankTest) -> bool:
 
 # State is compared instead of guarded: wrapping torch's modes and functions would run tests in a different torch.
 @hookspec
-def disttest_state_facets() -> Sequence[Facet]:
+def disttest_state_facets() -> Sequence[FacetSource]:
     """Rank, and the process that ranks are forked from: return kinds of state that tests may change.
 
-    The core reads each facet before and after a test, restores changed state, and names it in a note of the test.
-    Reading must be fast. Return a facet only once the library that it reads is imported.
+    The core reads each facet before and after a test, restores changed state, and names it in a note of the test. Reading
+    must be fast. The hook is called once in a process; the facets of a library are loaded once it is imported.
     """

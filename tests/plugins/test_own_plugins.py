@@ -88,10 +88,10 @@ FAILS = """
 
     @hookimpl
     def disttest_state_facets():
-        from disttest.runtime.rank.facets.facet import Setting, attribute, settings
+        from disttest.runtime.rank.facet import FacetSource, Setting, attribute, settings
 
         facet = settings("planted state", Setting("verbose", *attribute(sys.modules[__name__], "planted")))
-        return [facet, facet._replace(kind="other state", read=read_facet)]
+        return [FacetSource("sys", lambda: [facet, facet._replace(kind="other state", read=read_facet)])]
 
 
     @hookimpl

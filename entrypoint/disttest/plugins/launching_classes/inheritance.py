@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from disttest.runtime.messages.protocol import Variables
 from disttest.runtime.rank import state_snapshot
-from disttest.runtime.rank.facets.facet import is_same
+from disttest.runtime.rank.facet import is_same
+from disttest.runtime.rank.loaded_facets import ENVIRONMENT
 from disttest.runtime.rank.module_watch import ModuleWatch, Numbers
 
 _NOT_INHERITED = frozenset({"child process", "thread", "timer"})
@@ -26,7 +27,7 @@ class Inheritance:
     def changed(self) -> str:
         """Name a difference between the state that a fork would inherit now and then; empty if there is none."""
         now = self._seen = _facts()
-        for kind in (now.keys() | self._facts.keys()) - {state_snapshot.ENVIRONMENT}:
+        for kind in (now.keys() | self._facts.keys()) - {ENVIRONMENT}:
             if not is_same(now.get(kind), self._facts.get(kind)):
                 return kind
         new = sys.modules.keys() - self._loaded
@@ -39,8 +40,8 @@ class Inheritance:
 
     def take_variables(self) -> Variables:
         """Return the changes of environment variables since the last call, which living ranks can be notified of."""
-        then, now = self._facts[state_snapshot.ENVIRONMENT], self._seen[state_snapshot.ENVIRONMENT]
-        self._facts = {**self._facts, state_snapshot.ENVIRONMENT: now}
+        then, now = self._facts[ENVIRONMENT], self._seen[ENVIRONMENT]
+        self._facts = {**self._facts, ENVIRONMENT: now}
         names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         return tuple((name, now.get(name)) for name in names)
 

@@ -46,14 +46,20 @@ class BrokenGroups(Tool):
         """Record a group that has lost its connections."""
         self._failed[0] = group.name, f"{_name(group)}, which was aborted"
 
-    def among(self, alive: frozenset[str]) -> tuple[str, ...]:
-        """List the notes on groups that still exist after the test.
-
-        Args:
-            alive: torch's names of those groups.
-        """
+    def living(self) -> tuple[str, ...]:
+        """List the notes on groups that still exist after the test."""
+        alive = _living_groups() if self._failed else frozenset()
         words = (words for name, words in self._failed.values() if not name or name in alive)
         return tuple(dict.fromkeys(words))
+
+
+def _living_groups() -> frozenset[str]:
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if not dist.is_available() or not dist.is_initialized():
+        return frozenset()
+    return frozenset(c10d._world.pg_names.values())  # noqa: SLF001  # no public list of groups exists
 
 
 def _name(group: Group) -> str:

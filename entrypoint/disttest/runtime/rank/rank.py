@@ -45,7 +45,7 @@ from disttest.runtime.rank.child import (
     use_cuda_freely,
     with_high_descriptor,
 )
-from disttest.runtime.rank.facets.facet_table import take_facet_errors
+from disttest.runtime.rank.loaded_facets import take_facet_errors
 from disttest.runtime.rank.log_capture import speed_up_log_capture
 from disttest.runtime.rank.own_port import follow_own_port
 from disttest.runtime.rank.own_store import connect_to_own_store

@@ -5,7 +5,7 @@ a wider scope are alive, it is also read before the call: a value that already h
 set-up, belongs to a fixture, and stays. Every other difference is a leak.
 
 State is compared, never guarded while it changes: wrapped modes and functions would run tests in another torch than
-their users have. :mod:`disttest.runtime.rank.facets` knows how each facet is read and restored.
+their users have. Plugins know how each facet is read and restored, with the hook ``disttest_state_facets``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from typing import Any, NamedTuple
 
 from disttest.host.loaded import loaded, reset_compiler
 from disttest.runtime.messages.protocol import Variables
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, describe_change, is_same
-from disttest.runtime.rank.facets.facet_table import loaded_facets
+from disttest.runtime.rank.facet import MISSING, Facet, Values, describe_change, is_same
+from disttest.runtime.rank.loaded_facets import ENVIRONMENT, loaded_facets
 
 Facts = dict[str, Values]
 """Facet -> its values; a facet of a library that is not loaded is missing."""
-ENVIRONMENT = "environment"
-"""The facet whose values are the environment variables."""
 _MOST_NAMED = 50
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from disttest import observe
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.runtime.rank.broken_groups import BrokenGroups
-from disttest.runtime.rank.facets.process_groups import names_of_groups
 
 
 class WatchedRank:
@@ -61,7 +60,7 @@ def begin_waits() -> None:
 
 def broken_groups() -> tuple[str, ...]:
     """Describe groups that still exist and that the test made unusable for the next one."""
-    return _broken.among(names_of_groups()) if _broken is not None else ()
+    return _broken.living() if _broken is not None else ()
 
 
 def awaited_ranks() -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import torch.utils._device  # asking for the default device would import it
 import torch.utils.deterministic
 
 from disttest.observe import is_watching
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
+from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
 
 # Half of the following has no public name.
 _C: Any = torch._C

@@ -12,8 +12,8 @@ from typing import Any
 from torch.utils import _config_module
 
 from disttest.host.loaded import loaded
-from disttest.runtime.rank.facets import context
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, is_same
+from disttest.plugins.state_facets import context
+from disttest.runtime.rank.facet import MISSING, Facet, Values, is_same
 
 _MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 # torch marks a setting without an override with this private object.

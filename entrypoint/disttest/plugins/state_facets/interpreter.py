@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from disttest.runtime.rank.facets.facet import Facet, Setting, Values, attribute, presence, settings
+from disttest.runtime.rank.facet import Facet, Setting, Values, attribute, presence, settings
 
 
 def _threads() -> Values:

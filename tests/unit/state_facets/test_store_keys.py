@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from disttest.runtime.rank.facets import process_groups
-from disttest.runtime.rank.facets.process_groups import list_keys_anew
+from disttest.plugins.state_facets import process_groups
+from disttest.plugins.state_facets.process_groups import list_keys_anew
 
 
 class Group:

@@ -7,7 +7,7 @@ import numpy as np
 # NumPy imports it on first use, so each rank would import it when it seeds.
 import numpy.random
 
-from disttest.runtime.rank.facets.facet import Setting, settings
+from disttest.runtime.rank.facet import Setting, settings
 
 FACETS = (
     settings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 from typing import Any
 
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, change
+from disttest.runtime.rank.facet import MISSING, Facet, Values, change
 
 # Context variables of decimal and NumPy, which are created on first use.
 _OF_OTHER_FACETS = {"decimal_context", "format_options", "numpy.ufunc.extobj"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from disttest.runtime.rank.facets.facet import Facet, Setting, Values, attribute, settings
+from disttest.runtime.rank.facet import Facet, Setting, Values, attribute, settings
 
 # torch.cuda has no annotations.
 _cuda: Any = torch.cuda

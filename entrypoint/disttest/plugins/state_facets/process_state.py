@@ -1,4 +1,4 @@
-"""State that the kernel keeps for the process, and its environment."""
+"""State that the kernel keeps for the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from disttest.host.process import umask_now
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, change, settings
+from disttest.runtime.rank.facet import Facet, Setting, Values, change, settings
 
 _WATCHED_SIGNALS = tuple(
     signal.Signals(number)
@@ -23,22 +23,6 @@ _LIMITS = sorted(
     for name in dir(resource)
     if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"  # another name
 )
-_PYTEST_OWN = b"PYTEST_CURRENT_TEST"
-
-
-def _environment() -> Values:
-    # Raw bytes: decoding each variable for each test would take longer than everything else here.
-    values = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: TID251
-    values.pop(_PYTEST_OWN, None)
-    return values
-
-
-def _restore_environment(name: bytes, then: Any) -> bool:
-    if then is MISSING:
-        os.environb.pop(name, None)
-    else:
-        os.environb[name] = then
-    return True
 
 
 def _directory() -> Values:
@@ -106,7 +90,6 @@ def _ids(
 
 
 FACETS = (
-    Facet("environment", _environment, _restore_environment),
     Facet("directory", _directory, _restore_directory),
     Facet("signal", _signals, _restore_signal, _describe_signal),
     settings("timer", *map(_timer, (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF))),

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from disttest.host.proc import forked_children, has_children, is_alive
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
-from disttest.runtime.rank.facets.interpreter import in_place, never
+from disttest.plugins.state_facets.interpreter import in_place, never
+from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
 
 
 def _decimal() -> tuple[Any, ...]:

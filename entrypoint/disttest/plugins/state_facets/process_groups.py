@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from disttest.observe import store_calls, unobserved
 from disttest.observe.groups import timeout_s
-from disttest.runtime.rank.facets.facet import (
+from disttest.plugins.state_facets.interpreter import never
+from disttest.runtime.rank.facet import (
     MISSING,
     Facet,
     Setting,
@@ -24,7 +25,6 @@ from disttest.runtime.rank.facets.facet import (
     presence,
     settings,
 )
-from disttest.runtime.rank.facets.interpreter import never
 
 _dist: Any = dist
 # Keys that torch's own groups use to find each other, and keys of the bundled suites, which are never reused.
@@ -51,11 +51,6 @@ def _groups() -> dict[str, Any]:
         "default" if group is default else name: group
         for group, name in _c10d()._world.pg_names.items()  # no public list of groups exists
     }
-
-
-def names_of_groups() -> frozenset[str]:
-    """torch's names of the living groups."""
-    return frozenset(_c10d()._world.pg_names.values()) if _groups() else frozenset()
 
 
 def read_groups() -> Values:

@@ -10,15 +10,16 @@ import shutil
 import pytest
 
 from disttest.observe import Tool, observing, watching_operations
-from disttest.runtime.rank import facets, state_snapshot
-from disttest.runtime.rank.facets import facet_table
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, describe_change, is_same, settings
+from disttest.plugins import state_facets
+from disttest.plugins.state_facets import hooks
+from disttest.runtime.rank import state_snapshot
+from disttest.runtime.rank.facet import MISSING, Facet, Setting, describe_change, is_same, settings
 
 
 def areas():
     pytest.importorskip("torch")
-    names = [module.name for module in pkgutil.iter_modules(facets.__path__)]
-    modules = [importlib.import_module(f"disttest.runtime.rank.facets.{name}") for name in names]
+    names = [module.name for module in pkgutil.iter_modules(state_facets.__path__)]
+    modules = [importlib.import_module(f"disttest.plugins.state_facets.{name}") for name in names]
     return {
         name: module.FACETS for name, module in zip(names, modules, strict=True) if hasattr(module, "FACETS")
     }
@@ -32,7 +33,7 @@ def test_kinds_are_unique():
 
 
 def test_every_area_is_in_the_table():
-    assert set(areas()) == {module for _, module in facet_table._MODULES}
+    assert set(areas()) == {module for _, module in hooks.AREAS}
 
 
 def test_words():

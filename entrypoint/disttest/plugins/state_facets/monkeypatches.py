@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from disttest.observe import is_of_observer
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, change, presence
+from disttest.runtime.rank.facet import MISSING, Facet, Values, change, presence
 
 # Modules, and classes of modules.
 _WATCHED = (

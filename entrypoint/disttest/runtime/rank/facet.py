@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Values = Mapping[Any, Any]
@@ -33,6 +33,15 @@ class Facet(NamedTuple):
     """Whether readings compare with the first reading of the process or of the process it was forked from."""
     forget: Callable[[], None] | None = None
     """Makes the next reading consider changes by other ranks; readings otherwise consider this rank only."""
+
+
+class FacetSource(NamedTuple):
+    """The facets of one library."""
+
+    library: str
+    """Module whose import makes the state readable: ``torch``, or ``sys`` for state that every process has."""
+    load: Callable[[], Sequence[Facet]]
+    """Return the facets. Called once in a process, after the library was imported."""
 
 
 class Setting(NamedTuple):
