@@ -747,10 +747,13 @@ def disttest_process_saves() -> None:
 
 
 @hookspec
-def disttest_rank_environment() -> Mapping[str, str]:
+def disttest_rank_environment(shape: WorldShape) -> Mapping[str, str]:
     """Rank, and main process of a class, when it starts: return environment variables that the user has not set.
 
     Each plugin sets its own variables. The first test already sees them.
+
+    Args:
+        shape: shape of the world.
     """
 
 

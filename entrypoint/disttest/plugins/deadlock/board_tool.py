@@ -153,6 +153,10 @@ class BoardTool(BoardWriter, Tool):
         """Record that a thread has stopped waiting. It may still be inside an outer wait."""
         if wait.call is not None and wait.call.peer is not None and error is None:
             self._note_done(wait.call)
+        self.end_wait(wait)
+
+    def end_wait(self, wait: Wait) -> None:
+        """Remove a wait, which may have ended without its call."""
         thread = self._threads.get(wait.thread)
         if thread is None or not thread.stack or thread.stack.pop() is not wait:
             return  # it began before the test

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from disttest import observe
-from disttest.observe import ANY_SOURCE, Call, Tool, Wait
+from disttest.observe import ANY_SOURCE, Call, Tool, Wait, WaitKind
 from disttest.plugins.deadlock.board_tool import BoardTool
 from disttest.plugins.deadlock.expect import provide_board
 from disttest.plugins.deadlock.late_peers import LatePeers
@@ -14,6 +15,9 @@ from disttest.plugins.deadlock.layout import Direction
 from disttest.plugins.deadlock.queued_calls import issued, needs
 from disttest.plugins.deadlock.snapshot import Counts, Snapshot, read_slot
 from disttest.runtime.rank.waits import WatchedRank
+
+_NOT_SET = ("", "0", "N", "n", "NO", "no", "FALSE", "false")
+"""Values of a switch that torch reads as off."""
 
 
 class WaitingRank(WatchedRank):
@@ -29,6 +33,8 @@ class WaitingRank(WatchedRank):
         self._late = LatePeers(self._tool.peers)
         self._failed = _FailedWaits(self._tool.slots, place)
         observe.install(self._tool, self._late, self._failed)
+        if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in _NOT_SET:  # noqa: TID251  # as torch reads it
+            observe.install(Connecting(self._tool))
         provide_board(self._tool.expect)
 
     def begin(self) -> None:
@@ -44,6 +50,44 @@ class WaitingRank(WatchedRank):
     def leave(self) -> None:
         """Wait until other ranks have finished creating their groups."""
         self._late.wait()
+
+
+class Connecting(Tool):
+    """Shows point-to-point calls as waits while gloo passes them on.
+
+    With ``TORCH_GLOO_LAZY_INIT``, the first call to a peer returns when the two are connected. In half of the pairs, that
+    is when the peer makes its first call to this rank, which may be never.
+
+    Args:
+        board: the tool that writes the waits.
+    """
+
+    def __init__(self, board: BoardTool) -> None:
+        self._board = board
+        self._waits: dict[int, Wait] = {}
+
+    def on_issue(self, call: Call) -> None:
+        """Record the beginning of the call."""
+        if call.peer is not None and not call.by_cpp:
+            wait = self._waits[call.n] = Wait(
+                n=0,
+                kind=WaitKind.OPERATION,
+                call=call.without_tensors(),
+                keys=(),
+                timeout_s=call.timeout_s,
+                site=call.site,
+                thread=call.thread,
+            )
+            self._board.on_wait(wait)
+
+    def on_return(self, call: Call, _work: object) -> None:
+        """Record that the call was passed on. It is not done, and whoever needs it waits for its handle."""
+        if (wait := self._waits.pop(call.n, None)) is not None:
+            self._board.end_wait(wait)
+
+    def on_error(self, call: Call, _error: BaseException) -> None:
+        """Record that the call was refused."""
+        self.on_return(call, None)
 
 
 class _FailedWaits(Tool):

@@ -119,7 +119,7 @@ class RankSpec(Frozen):
             "GLOO_SOCKET_IFNAME": interface,
             "TP_SOCKET_IFNAME": interface,
             # The user's own values win below: `os.environ` is consulted first.
-            **plugin_manager().mapping("disttest_rank_environment", str),
+            **plugin_manager().mapping("disttest_rank_environment", str, shape=self.shape),
             **self.defaults,
         }
         for name, value in defaults.items():
