@@ -61,7 +61,11 @@ def integration(*names: str) -> tuple[str, ...]:
 
 
 CHECKS = (
-    Check("unit", "planning, results, reports", ("tests/unit",)),
+    Check(
+        "unit",
+        "planning, results, reports, private names",
+        ("tests/unit", "tests/contract/test_private_names.py"),
+    ),
     Check(
         "worlds",
         "fresh and warm worlds, marks, verdicts, what pytest's users do",

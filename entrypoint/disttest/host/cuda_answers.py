@@ -94,7 +94,8 @@ def _answered_properties(torch: Any, original: Callable[..., Any]) -> Callable[.
     @functools.wraps(original)
     def get_device_properties(device: Any = None) -> Any:
         known = _known(torch)
-        # torch has no public function for it: https://github.com/pytorch/pytorch/blob/main/torch/cuda/_utils.py
+        # torch has no public function for it (torch 2.9 to 2.15):
+        # https://github.com/pytorch/pytorch/blob/main/torch/cuda/_utils.py
         index = torch.cuda._utils._get_device_index(device, optional=True) if known else -1  # noqa: SLF001
         if not 0 <= index < len(known):
             return original(device)

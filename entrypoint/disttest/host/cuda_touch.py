@@ -97,6 +97,7 @@ def unwatch_cuda() -> None:
     _touched = ""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
     for name, original in _originals.items():
+        # Only these functions of C see every call, because torch.cuda reads them at each call (torch 2.9 to 2.15).
         setattr(sys.modules["torch"]._C, name, original)  # noqa: SLF001
     _originals.clear()
 
@@ -162,6 +163,7 @@ class _Finder:
 
 def _wrap(torch: Any) -> None:
     for name in _TOUCHING:
+        # Only these functions of C see every call, because torch.cuda reads them at each call (torch 2.9 to 2.15).
         original = getattr(torch._C, name, None)  # noqa: SLF001
         if original is not None and name not in _originals:  # torch's CPU build has none of them
             _originals[name] = original
@@ -186,6 +188,7 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
         global _touched
         if not _touched:
             before = f"{BESIDE_TORCH}, before " if is_driver_initialised() else ""
+            # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
             _touched = before + _name_caller(sys._getframe(1))  # noqa: SLF001
         return original(*args, **kwargs)
 

@@ -108,7 +108,7 @@ def kill_descendants(
 
 def _own_tracker() -> set[int]:
     """Return the resource tracker of this process, if it has started one."""
-    # multiprocessing has no public name for it:
+    # multiprocessing has no public name for it (Python 3.11 to 3.13):
     # https://github.com/python/cpython/blob/main/Lib/multiprocessing/resource_tracker.py
     pid: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)  # noqa: SLF001
     return {pid} if pid else set()

@@ -25,7 +25,7 @@ class KeptImports:
         self._modules = {
             name: module for name, module in sys.modules.items() if name.partition(".")[0] not in own
         }
-        # `weakref.finalize` has no public way to list or disarm finalizers of other code:
+        # `weakref.finalize` has no public way to list or disarm finalizers of other code (Python 3.11 to 3.13):
         # https://github.com/python/cpython/blob/main/Lib/weakref.py
         for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001
             # torch unregisters each of its operators by such a finalizer.
@@ -34,9 +34,10 @@ class KeptImports:
 
     def prepare_end(self) -> None:
         """Run the first steps of the interpreter's shutdown, and skip the old modules in the rest."""
-        # No other code must run afterwards. Both are the steps of Py_FinalizeEx, which has no public parts:
+        # No other code must run afterwards. Both are the steps of Py_FinalizeEx, which has no public parts (Python
+        # 3.11 to 3.13):
         # https://github.com/python/cpython/blob/main/Python/pylifecycle.c
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - joins all threads, once
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
         atexit._run_exitfuncs()  # noqa: SLF001
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
@@ -57,6 +58,6 @@ def leave_before_older_destructors() -> None:
     # the data that files have buffered.
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # a C library other than glibc
-        # fcloseall writes the buffered data of C streams
+        # glibc 2.36: fcloseall writes the buffered data of C streams, and _exit is POSIX despite its name.
         for function in (libc._exit, libc.fcloseall):  # noqa: SLF001
             libc.on_exit(ctypes.cast(function, ctypes.c_void_p), None)

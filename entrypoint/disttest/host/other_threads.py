@@ -129,7 +129,7 @@ def name_of_thread(tid: int) -> str:
 def _has_groups() -> bool:
     """Return whether this process is in a process group that its forks would inherit."""
     groups = loaded("torch.distributed.distributed_c10d")
-    # torch has no public list of groups
+    # torch has no public list of groups (torch 2.9 to 2.15).
     return groups is not None and bool(groups._world.pg_map)  # noqa: SLF001
 
 

@@ -12,6 +12,8 @@ def keep_from_dynamo(function: Any) -> None:
     # https://github.com/pytorch/pytorch/blob/main/torch/_C/_dynamo/eval_frame.pyi
     from torch._C._dynamo import eval_frame
 
+    # The C interface of Dynamo is private (torch 2.9 to 2.15); torch.compiler.disable would import Dynamo:
+    # https://github.com/pytorch/pytorch/blob/main/torch/_C/_dynamo/eval_frame.pyi
     skip = eval_frame._FrameAction.SKIP  # noqa: SLF001
     strategy = eval_frame._FrameExecStrategy(skip, skip)  # noqa: SLF001
     eval_frame.set_code_exec_strategy(function.__code__, strategy)

@@ -80,7 +80,8 @@ def _for_ever(timeout_s: float | None) -> float:
 
 
 def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
-    # torch keeps its groups in the private `_world`, and public functions raise for groups that are not in it:
+    # torch keeps its groups in the private `_world` (torch 2.9 to 2.15), and public functions raise for groups that
+    # are not in it:
     # https://github.com/pytorch/pytorch/blob/main/torch/distributed/distributed_c10d.py
     description = pg.group_desc
     return Group(
@@ -96,7 +97,7 @@ def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
 
 def _ranks(pg: dist.ProcessGroup) -> tuple[int, ...]:
     """Return its ranks in the default group, in the order of their ranks in this one."""
-    # torch's public functions reject foreign groups
+    # torch's public functions reject foreign groups (torch 2.9 to 2.15).
     places = _c10d()._world.pg_group_ranks.get(pg)  # noqa: SLF001
     return tuple(sorted(places, key=places.get)) if places else tuple(range(pg.size()))
 
@@ -104,6 +105,7 @@ def _ranks(pg: dist.ProcessGroup) -> tuple[int, ...]:
 def timeout_s(pg: dist.ProcessGroup) -> float | None:
     """Return the time limit of one of its backends; torch has no public function for it."""
     try:
+        # A group has no public list of its backends, and a backend no public time limit (torch 2.9 to 2.15).
         devices = pg._device_types  # noqa: SLF001
         options = pg._get_backend(devices[0]).options  # noqa: SLF001
         return float(options._timeout.total_seconds())  # noqa: SLF001
@@ -114,6 +116,7 @@ def timeout_s(pg: dist.ProcessGroup) -> float | None:
 def _queues(pg: dist.ProcessGroup) -> bool:
     """Return whether it has a backend for GPUs other than those that make the host wait."""
     try:
+        # A group has no public list of its backends (torch 2.9 to 2.15).
         devices = [each for each in pg._device_types if each.type != "cpu"]  # noqa: SLF001
         return any(pg._get_backend(each).name() not in _HOST_WAITS for each in devices)  # noqa: SLF001
     except (RuntimeError, AttributeError):

@@ -34,7 +34,7 @@ from disttest.observe.records import ANY_SOURCE, Call, Group, Wait, WaitKind
 from disttest.observe.sites import call_site
 
 _KEY = "BackendSelect"
-# The dispatcher's key sets have no public Python interface.
+# The dispatcher's key sets have no public Python interface (torch 2.9 to 2.15).
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
 _OF_GROUP = -1
 _EQUAL_PARTS: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -46,7 +46,8 @@ class Kernels:
     """The kernels, registered from construction until :meth:`remove`."""
 
     def __init__(self) -> None:
-        # The object below torch.library.Library: https://github.com/pytorch/pytorch/blob/main/torch/library.py
+        # The object below torch.library.Library, which refuses to take kernels away again (torch 2.9 to 2.15):
+        # https://github.com/pytorch/pytorch/blob/main/torch/library.py
         self._libraries = {
             name: torch._C._dispatch_library("IMPL", name, "", __file__, 0)  # noqa: SLF001
             for name in ("c10d", "_c10d_functional")
@@ -80,6 +81,7 @@ class Kernels:
 def _unknown() -> tuple[tuple[str, str], ...]:
     """Return library and name of each operation on a group in this torch that these modules do not know."""
     known = {("c10d", row.op) for row in OPERATIONS} | {("_c10d_functional", name) for name in FUNCTIONAL}
+    # The dispatcher lists its operations only here (torch 2.9 to 2.15).
     there = (name.split("::") for name in torch._C._dispatch_get_all_op_names())  # noqa: SLF001
     found = {(library, name) for library, name in there if library in ("c10d", "_c10d_functional")}
     return tuple(each for each in sorted(found - known) if _takes_a_group(*each))
@@ -88,6 +90,7 @@ def _unknown() -> tuple[tuple[str, str], ...]:
 def _takes_a_group(library: str, name: str) -> bool:
     """Return whether an operation is a call. Others inspect, wrap or await tensors."""
     operator = getattr(getattr(getattr(torch.ops, library), name), "default", None)
+    # The schema of an operation has no public name (torch 2.9 to 2.15).
     return operator is not None and any("group" in each.name for each in operator._schema.arguments)  # noqa: SLF001
 
 
@@ -249,6 +252,7 @@ def _functional(redispatch: Kernel) -> Kernel:
             thread.issued, thread.reduce_op, thread.from_python = before
         if issued:
             for tensor in tensors(result):
+                # A storage keeps this address while its memory is resized or moved (torch 2.9 to 2.15).
                 hub.note_result(tensor.untyped_storage()._cdata, issued[-1])  # noqa: SLF001
         return result
 
@@ -292,4 +296,5 @@ def _wait_tensors(redispatch: Kernel) -> Kernel:
 
 def _awaited(tensor: torch.Tensor) -> Call | None:
     """Return the call that will fill a tensor, if it was not awaited yet."""
+    # The key of a storage, as in `_functional` (torch 2.9 to 2.15).
     return None if tensor.is_meta else hub.results.pop(tensor.untyped_storage()._cdata, None)  # noqa: SLF001

@@ -66,5 +66,6 @@ def _memory(tensor: torch.Tensor) -> Any:
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
     """Hide the operations inside the block from modes of the test and from autograd."""
+    # No public context hides operations from dispatch modes (torch 2.9 to 2.15).
     with torch._C._DisableTorchDispatch(), torch.no_grad():  # noqa: SLF001
         yield

@@ -20,6 +20,7 @@ from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.records import Call, Wait, WaitKind
 from disttest.observe.replacing import Original, Replacements
 
+# The dispatcher's key sets have no public Python interface (torch 2.9 to 2.15).
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
 _MOST_CALLS = 10_000
 """Number of calls without a waiting stream that are kept. The oldest are dropped."""
@@ -111,6 +112,8 @@ class Queues(Replacements):
             hub.note_gap(f"waits for {device.type}: {type(error).__name__}: {error}")
 
     def _replace(self, module: Any) -> None:
+        # The object below torch.library.Library, as in `kernels.py`; `item()` has no public operation (torch 2.9 to
+        # 2.15).
         self._library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)  # noqa: SLF001
         item = self._item(torch.ops.aten._local_scalar_dense.default.redispatch)  # noqa: SLF001
         keep_from_dynamo(item)
@@ -137,7 +140,8 @@ class Queues(Replacements):
 
     def _copying(self, original: Original) -> Original:
         """Wrap a method of tensors that may copy to the host. Copies to other devices only need their stream."""
-        # `copy_` is not among them: torch passes Python numbers to a kernel in the place of tensors that it made from them.
+        # `copy_` is not among them: torch passes Python numbers to a kernel in the place of tensors that it made from
+        # them.
 
         def copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True

@@ -40,7 +40,8 @@ def _counts(code: CodeType) -> bool:
 
 def call_site() -> Site:
     """Return the innermost line of this thread outside of torch, Python, pytest and disttest."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the cheapest way to walk a stack
+    # The cheapest way to walk a stack: inspect.stack reads source files (Python 3.11 to 3.13).
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         code = frame.f_code
         known = _known.get(id(code))

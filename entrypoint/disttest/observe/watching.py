@@ -45,7 +45,8 @@ class _WatchedThread(threading.local):
         """Threads that it has started. While they live, they may request operations of this thread."""
 
 
-# The stack of modes has no public interface. These private functions of it are those that TorchDispatchMode uses:
+# The stack of modes has no public interface. These private functions are those that TorchDispatchMode uses (torch 2.9
+# to 2.15):
 # https://github.com/pytorch/pytorch/blob/main/torch/utils/_python_dispatch.py
 _thread = _WatchedThread()
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
@@ -67,6 +68,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     __tracebackhide__ = True
     if types and any(each.__torch_dispatch__ is not _NO_DISPATCH for each in types):
+        # Without a mode on the stack, a subclass unwraps its tensors (torch 2.9 to 2.15).
         if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
             return NotImplemented  # the subclass unwraps its tensors, and its inner operations arrive here
     elif _asking:
@@ -109,7 +111,8 @@ def leave(tool: object) -> None:
 
 def is_watched() -> bool:
     """Return whether the mode is on this thread's stack."""
-    # The stack itself is read, because the autograd engine restores its caller's modes after each node of a graph.
+    # The stack itself is read, because the autograd engine restores its caller's modes after each node of a graph
+    # (torch 2.9 to 2.15).
     count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
     return any(torch._C._get_dispatch_stack_at(place) is _mode for place in range(count))  # noqa: SLF001
 
@@ -129,6 +132,7 @@ def _has_started() -> bool:
 def _enter() -> None:
     if _thread.handling:
         return
+    # The functions of TorchDispatchMode: its `with` would have to end in the same thread and order (torch 2.9 to 2.15).
     if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
         # The usual case, ten times as fast as the other one.
         torch._C._push_on_torch_dispatch_stack(_mode)  # noqa: SLF001
@@ -139,6 +143,7 @@ def _enter() -> None:
 def _leave_thread() -> None:
     if not is_watched() or _thread.handling or _thread.stays or _has_started():
         return
+    # The counterpart of `_enter` (torch 2.9 to 2.15).
     if torch._C._len_torch_dispatch_stack() == 1:  # noqa: SLF001
         torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
     else:
@@ -147,6 +152,7 @@ def _leave_thread() -> None:
 
 def _change_stack(change: Callable[[list[Any]], None]) -> None:
     """Change the user's modes of this thread, lowest first. torch's own modes have separate places."""
+    # torch takes modes off the stack from the top only (torch 2.9 to 2.15).
     own = len([key for key in _OWN if torch._C._get_dispatch_mode(key) is not None])  # noqa: SLF001
     count = torch._C._len_torch_dispatch_stack() - own  # noqa: SLF001
     modes = [torch._C._pop_torch_dispatch_stack(None) for _ in range(count)][::-1]  # noqa: SLF001
@@ -155,6 +161,7 @@ def _change_stack(change: Callable[[list[Any]], None]) -> None:
         torch._C._push_on_torch_dispatch_stack(mode)  # noqa: SLF001
 
 
+# torch's own modes, such as those of functional and fake tensors (torch 2.9 to 2.15).
 _OWN = tuple(torch._C._TorchDispatchModeKey.__members__.values())  # noqa: SLF001
 
 

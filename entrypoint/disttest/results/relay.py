@@ -33,7 +33,7 @@ def mask_terminal(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("terminalreporter"):
         return
     writer = config.get_terminal_writer()
-    # pytest's TerminalWriter has no public way to replace its file.
+    # pytest's TerminalWriter has no public way to replace its file (pytest 8.4 to 9.2).
     writer._file = MaskedFile(writer._file)  # noqa: SLF001
 
 
@@ -49,7 +49,8 @@ def hide_in_own_files(config: pytest.Config) -> None:
         return
     named = [config.getoption(name, None) for name in ("xmlpath", "log_file")]
     cache = getattr(config, "cache", None)
-    # The public methods of pytest's cache read one key each; here every file is wanted, whichever plugin wrote it.
+    # The public methods of pytest's cache read one key each (pytest 8.4 to 9.2); here every file is wanted, whichever
+    # plugin wrote it.
     kept = (cache._cachedir / "v").rglob("*") if cache else ()  # noqa: SLF001
     hide_in_files([*(Path(name) for name in named if name), *kept])
 

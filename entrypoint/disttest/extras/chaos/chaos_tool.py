@@ -49,7 +49,8 @@ class ChaosTool(Tool):
         self._lock = threading.Lock()
         self._limit = timedelta(seconds=case.limit_s)
         if case.fault is not None:
-            # For point-to-point messages gloo keeps the time limit with which the group was made, so lowering it later has no
+            # For point-to-point messages gloo keeps the time limit with which the group was made, so lowering it
+            # later has no
             # effect: https://github.com/pytorch/pytorch/issues/165422
             _c10d().default_pg_timeout = min(_c10d().default_pg_timeout, self._limit)
 
@@ -139,7 +140,7 @@ def _lower_limit(group: Group, limit: timedelta) -> None:
     """Lower the time limit of a group; keep one that is lower already."""
     if group.timeout_s is not None and group.timeout_s <= limit.total_seconds():
         return
-    # torch.distributed has no public lookup of a group by its name.
+    # torch.distributed has no public lookup of a group by its name (torch 2.9 to 2.15).
     pg = next((pg for pg in _c10d()._world.pg_map if pg.group_name == group.name), None)  # noqa: SLF001
     if pg is not None:
         # ProcessGroup.set_timeout can replace this once all supported versions have it:

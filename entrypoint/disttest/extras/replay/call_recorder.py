@@ -40,7 +40,7 @@ from disttest.observe import ANY_SOURCE, Call, Group, StoreCall, Tool, Wait, Wai
 from disttest.observe.memory import bytes_of, can_be_kept
 
 _dist: Any = dist
-# Work.boxed and its like are in the C++ module only.
+# Work.boxed and its like are in the C++ module only (torch 2.9 to 2.15).
 _c10d: Any = torch._C._distributed_c10d  # noqa: SLF001
 BACKENDS = frozenset({"gloo", "undefined", "cpu:gloo"})
 """Backends whose results are complete when their futures are; ``undefined`` lets torch choose, gloo on the CPU."""
@@ -121,7 +121,7 @@ class CallRecorder(Tool):
         if not call.by_cpp:
             future.add_done_callback(lambda done: self._keep(pending) if _succeeded(done) else None)
             return result
-        # torch 2.13 has no public function that makes a Work from a future.
+        # No public function makes a Work from a future (torch 2.9 to 2.15).
         chained = _c10d._create_work_from_future(  # noqa: SLF001
             future.then(lambda done: self._keep_and_pass_on(pending, done))
         ).boxed()

@@ -27,6 +27,7 @@ from disttest.observe import Call, Site, StoreCall, Tool, Wait, WaitKind
 from disttest.observe.memory import fill
 from disttest.observe.operations import OPERATIONS
 
+# Work.boxed and its like are in the C++ module only (torch 2.9 to 2.15).
 _c10d: Any = torch._C._distributed_c10d  # noqa: SLF001
 _FULL_NAMES = {row.name: row.op for row in OPERATIONS}
 _OF_CALLS = frozenset({WaitKind.WORK, WaitKind.FUTURE, WaitKind.TENSOR, WaitKind.OPERATION})
@@ -180,7 +181,7 @@ class Player(Tool):
 
 def _returned(call: Call, future: Any) -> Any:
     """Return the result of the ``c10d`` operation: its tensors, which no caller reads, and the handle."""
-    # torch 2.13 has no public function that makes a Work from a future.
+    # No public function makes a Work from a future, or returns the schema of an operation (torch 2.9 to 2.15).
     work = _c10d._create_work_from_future(future).boxed()  # noqa: SLF001
     types = [str(each.type) for each in getattr(torch.ops.c10d, _FULL_NAMES[call.op]).default._schema.returns]  # noqa: SLF001
     if not types:

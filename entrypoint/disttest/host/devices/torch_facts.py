@@ -176,7 +176,7 @@ def _cudnn(torch: Any) -> tuple[str, str]:
 
 
 def _architectures(torch: Any) -> tuple[str, ...]:
-    # torch.cuda.get_arch_list() answers only where a GPU is present:
+    # torch.cuda.get_arch_list() answers only where a GPU is present (torch 2.9 to 2.15):
     # https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py
     flags = getattr(torch._C, "_cuda_getArchFlags", None)  # noqa: SLF001
     return tuple((flags() or "").split()) if flags else ()

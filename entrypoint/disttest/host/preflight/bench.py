@@ -60,7 +60,7 @@ class Bench:
 
     def allocate(self) -> Measure:
         """Check that a share of the free memory can be allocated."""
-        size = self._size(_PATTERN)
+        size = self.size(_PATTERN)
         block = torch.empty(size, dtype=torch.uint8, device=self.device)
         self.synchronize()
         del block
@@ -68,7 +68,7 @@ class Bench:
 
     def copy(self) -> Measure:
         """Check that data copied to the device comes back unchanged; measure GB/s to the device."""
-        size = self._size(_COPY)
+        size = self.size(_COPY)
         source = _bytes(size)
         source = source.pin_memory() if self.is_cuda else source
         there = torch.empty_like(source, device=self.device)
@@ -96,7 +96,7 @@ class Bench:
 
     def memory(self) -> Measure:
         """Check that a part of the memory keeps written data."""
-        words = self._size(_PATTERN) // 8
+        words = self.size(_PATTERN) // 8
         block = torch.empty(words, dtype=torch.int64, device=self.device)
         address = torch.arange(words, dtype=torch.int64, device=self.device)
         for pattern in (0x5555555555555555, ~0x5555555555555555):
@@ -142,7 +142,8 @@ class Bench:
         if not holds:
             raise CheckFailed(otherwise)
 
-    def _size(self, sizes: dict[Level, int]) -> int:
+    def size(self, sizes: dict[Level, int]) -> int:
+        """Return the bytes of a check: at most a quarter of the free memory."""
         if not self.is_cuda:
             return _ON_CPU
         free, _ = torch.cuda.mem_get_info(self.device)
@@ -155,7 +156,7 @@ def _bytes(size: int) -> Any:
 
 def copy_between(source: Bench, target: Bench) -> Measure:
     """Copy between two devices and compare; measure GB/s."""
-    data = _bytes(source._size(_COPY)).to(source.device)  # noqa: SLF001 - the same class
+    data = _bytes(source.size(_COPY)).to(source.device)
     there = torch.empty_like(data, device=target.device)
     there.copy_(data)  # the first copy sets up the connection
     source.synchronize()

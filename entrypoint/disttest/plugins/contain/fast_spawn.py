@@ -91,7 +91,7 @@ class _Popen(popen_forkserver.Popen):
         data = io.BytesIO()
         set_spawning_popen(self)
         try:
-            # The same steps as https://github.com/python/cpython/blob/main/Lib/multiprocessing/popen_spawn_posix.py
+            # The same steps (Python 3.11 to 3.13) as https://github.com/python/cpython/blob/main/Lib/multiprocessing/popen_spawn_posix.py
             preparation = spawn.get_preparation_data(process_obj._name)  # noqa: SLF001
             reduction.dump(_Inherited(self, preparation, _role_of(process_obj)), data)
             reduction.dump(process_obj, data)
@@ -179,6 +179,7 @@ def _wanted() -> Iterator[str]:
 
 def _kind_of_interpreter() -> object:
     read = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}  # noqa: TID251
+    # multiprocessing passes these flags to what it spawns; it has no public name for them (Python 3.11 to 3.13).
     return spawn.get_executable(), util._args_from_interpreter_flags(), read, [*_wanted()]  # type: ignore[attr-defined]  # noqa: SLF001
 
 

@@ -87,7 +87,7 @@ class _Measuring:
 
         inherited = _current()
         if inherited is not None:
-            # The parent saves it. Coverage has no public switch for the exit handler that a fork inherits:
+            # The parent saves it. Coverage has no public switch for the exit handler that a fork inherits (coverage 7):
             # https://github.com/nedbat/coveragepy/blob/master/coverage/control.py
             inherited._auto_save = False  # noqa: SLF001
             inherited.stop()

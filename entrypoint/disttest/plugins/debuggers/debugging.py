@@ -167,7 +167,8 @@ class RankDebugger:
 
     def stop_here(self, *_arguments: Any, **_named: Any) -> None:
         """Stop in the next line; installed as ``breakpoint()``."""
-        _Debugger(self.terminal, self._name).set_trace(sys._getframe(1))  # noqa: SLF001 - as bdb itself does
+        # Documented; bdb.set_trace finds the caller in the same way (Python 3.11 to 3.13).
+        _Debugger(self.terminal, self._name).set_trace(sys._getframe(1))  # noqa: SLF001
 
     def look_at(
         self,

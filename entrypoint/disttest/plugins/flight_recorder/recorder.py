@@ -77,6 +77,7 @@ def _groups() -> dict[str, dict[str, str]]:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return {}
+    # torch has no public list of groups (torch 2.9 to 2.15).
     return {
         name: {
             "name": name,

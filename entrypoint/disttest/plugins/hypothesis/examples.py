@@ -70,7 +70,7 @@ class HypothesisTests:
         if not getattr(function, "is_hypothesis_test", False):
             return (yield)
         core: Any = importlib.import_module("hypothesis.core")
-        # hypothesis has no public way to replace the settings of a test:
+        # hypothesis 6 has no public way to replace the settings of a test:
         # https://github.com/HypothesisWorks/hypothesis/blob/master/hypothesis-python/src/hypothesis/core.py
         inner, settings = function.hypothesis.inner_test, function._hypothesis_internal_use_settings  # noqa: SLF001
         forced = core.global_force_seed

@@ -46,4 +46,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     summary = config.hook.pytest_terminal_summary
     sums_up = any(implementation.plugin is plugin for implementation in summary.get_hookimpls())
     if sums_up and not any(name.startswith("_hypothesis") for name in noted):
-        summary._remove_plugin(plugin)  # noqa: SLF001  # pluggy can only remove plugins from all hooks
+        # pluggy 1.7 can only remove a plugin from all hooks.
+        summary._remove_plugin(plugin)  # noqa: SLF001

@@ -191,6 +191,7 @@ class ChannelPipe:
 def run_to_exit_code(
     body: Callable[[], object],
     account: Account,
+    # As multiprocessing's own bootstrap does, which joins all threads before it exits (Python 3.11 to 3.13).
     end_threads: Callable[[], object] = threading._shutdown,  # type: ignore[attr-defined]  # noqa: SLF001
 ) -> int:
     """Run the body as ``multiprocessing`` runs a process and return its exit code. Its own threads are joined."""

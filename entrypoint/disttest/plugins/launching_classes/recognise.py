@@ -131,7 +131,7 @@ def _why_new_ranks(item: Any, cls: Any, kind: WorldKind) -> str | None:
 
 def _fixture_of_test(item: Any) -> str:
     """Return a fixture that runs for each test like a ``setUp``, except those that pytest makes of methods."""
-    # pytest has no public view of the fixtures of an item:
+    # pytest has no public view of the fixtures of an item (pytest 8.4 to 9.2):
     # https://github.com/pytest-dev/pytest/blob/main/src/_pytest/fixtures.py
     chains = item._fixtureinfo.name2fixturedefs.items()  # noqa: SLF001
     return next((name for name, chain in chains if chain[-1].scope == "function" and name[0] != "_"), "")

@@ -30,6 +30,7 @@ def most_ranks(item: Any) -> int:
         if mark and mark.args
         else parameters.get("world_size", getattr(item.cls, "world_size", 1))
     )
+    # pytest has no public view of the fixtures of an item (pytest 8.4 to 9.2).
     chains = item._fixtureinfo.name2fixturedefs.values()  # noqa: SLF001
     fixtures = (
         each.func for chain in chains for each in chain if getattr(each.func, "is_dist_fixture", False)

@@ -108,7 +108,7 @@ class _State:
 def _run(body: Callable[[], object], account: Account, state: _State) -> int:
     def end_threads() -> None:
         others = (each for each in threading.enumerate() if each is not threading.main_thread())
-        # dummy threads belong to C++
+        # Dummy threads belong to C++; `threading` has no public name for their class (Python 3.11 to 3.13).
         of_python = [each for each in others if not isinstance(each, threading._DummyThread)]  # noqa: SLF001
         if of_python:
             state.threads = tuple(f"thread {each.name}" for each in of_python)
@@ -133,5 +133,5 @@ def _groups() -> list[str]:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return []
-    # torch has no public list of groups
+    # torch has no public list of groups (torch 2.9 to 2.15).
     return [dist.get_backend(group) for group in dist.distributed_c10d._world.pg_map]  # noqa: SLF001

@@ -25,8 +25,8 @@ class ExitBlockers:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Compare the state before and after a test."""
-        # CPython has no public way to count exit handlers.
-        handlers = atexit._ncallbacks()  # noqa: SLF001  # the only count of exit handlers
+        # CPython has no public way to count exit handlers (Python 3.11 to 3.13).
+        handlers = atexit._ncallbacks()  # noqa: SLF001
         result = yield
         self._tests = {each: self._tests.get(each, item.nodeid) for each in _waited_for()}
         if atexit._ncallbacks() > handlers:  # noqa: SLF001

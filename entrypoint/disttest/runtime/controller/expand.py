@@ -90,10 +90,10 @@ def twin_of(item: pytest.Item) -> pytest.Item:
     """Copy a test, with its own copy of all state that running it changes."""
     twin: Any = copy.copy(item)
     twin.own_markers, twin.user_properties = [*item.own_markers], [*item.user_properties]
-    # pytest cannot copy an item or a stash by a public function.
+    # pytest cannot copy an item or a stash by a public function (pytest 8.4 to 9.2).
     twin._report_sections = []  # noqa: SLF001
     stash: Any = pytest.Stash()
-    stash._storage.update(item.stash._storage)  # noqa: SLF001  # pytest has no public way to copy one
+    stash._storage.update(item.stash._storage)  # noqa: SLF001
     twin._store = twin.stash = stash  # noqa: SLF001
     # Functions keep a fixture request, which must not be shared.
     if hasattr(twin, "_initrequest"):
@@ -115,7 +115,7 @@ def rename(item: pytest.Item, nodeid: str, *, collected_as: str) -> None:
     """Give an item another id; the old one still selects it."""
     item.stash[_COPY_OF] = collected_as
     its: Any = item
-    # pytest 9.2 and later.
+    # An item's id cannot be set by a public function; it has another name since pytest 9.2 (pytest 8.4 to 9.2).
     if hasattr(item, "_id"):
         its._id = type(its._id).parse(nodeid)  # noqa: SLF001
     else:  # pytest before 9.2
@@ -217,7 +217,7 @@ def _copy(node: pytest.Function, label: str) -> pytest.Function:
 
 
 def _plain(node: pytest.Function, label: str) -> pytest.Function:
-    # pytest builds the node id from the ids in the callspec, so the world becomes one more id.
+    # pytest builds the node id from the ids in the callspec, so the world becomes one more id (pytest 8.4 to 9.2).
     before = getattr(node, "callspec", None) or CallSpec()
     callspec = dataclasses.replace(before, _idlist=(label, *before._idlist))  # noqa: SLF001
     copy: pytest.Function = type(node).from_parent(

@@ -153,7 +153,7 @@ def _unrendered(item: pytest.Item, call: pytest.CallInfo[None], error: BaseExcep
     """Build the report of a failure without any value of the test."""
     raised = describe_raised(error)
     # `TestReport.from_item_and_call` would render the exception, which is what did not return. It reads the captured
-    # output from the same private list.
+    # output from the same private list (pytest 8.4 to 9.2).
     report = pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
@@ -187,7 +187,8 @@ def _is_in_use() -> bool:
 
 
 def _other_threads() -> str:
-    # Both are documented, and there is no other way to see the stacks of other threads in a report.
+    # Both are documented, and there is no other way to see the stacks of other threads in a report (Python 3.11 to
+    # 3.13).
     me = sys._getframe()  # noqa: SLF001
     stacks = [frame for frame in sys._current_frames().values() if not _is_below(me, frame)]  # noqa: SLF001
     return "\n".join("".join(traceback.format_stack(frame)) for frame in stacks)

@@ -45,7 +45,8 @@ def remove_hooks(
         hook = getattr(config.hook, name)
         for implementation in list(hook.get_hookimpls()):
             if of(implementation.plugin):
-                hook._remove_plugin(implementation.plugin)  # noqa: SLF001  # pluggy has no public way per hook
+                # pluggy 1.7 can only remove a plugin from all hooks.
+                hook._remove_plugin(implementation.plugin)  # noqa: SLF001
 
 
 class Bridge:

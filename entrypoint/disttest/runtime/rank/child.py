@@ -114,6 +114,7 @@ def _stop_capture(config: pytest.Config) -> list[int]:
     no public way to replace them, hence the private attributes.
     """
     manager = config.pluginmanager.getplugin("capturemanager")
+    # pytest has no public way to end capturing without closing its files (pytest 8.4 to 9.2).
     if manager is None or manager._method == "no":  # noqa: SLF001
         return _captured_fds
     from _pytest.capture import _get_multicapture
@@ -175,9 +176,9 @@ def renew_libraries(threads: int) -> None:
     if torch is not None:
         # A fork inherits the size of the pool but not its threads.
         torch.set_num_threads(threads)
+        # The parent may have counted the GPUs under another CUDA_VISIBLE_DEVICES, and torch keeps the count without a
+        # public way to reset it (torch 2.9 to 2.15): https://github.com/pytorch/pytorch/issues/95073
         if hasattr(torch.cuda, "_cached_device_count"):
-            # The parent may have counted the GPUs under another CUDA_VISIBLE_DEVICES, and torch keeps the count without a
-            # public way to reset it: https://github.com/pytorch/pytorch/issues/95073
             torch.cuda._cached_device_count = None  # noqa: SLF001
 
 
@@ -213,7 +214,8 @@ def use_cuda_freely() -> None:
 
 
 def _stream_handlers() -> Iterator[logging.StreamHandler[Any]]:
-    # `logging.shutdown` uses this list. torch has a thousand loggers, and looking at each would copy its page.
+    # `logging.shutdown` uses this list (Python 3.11 to 3.13). torch has a thousand loggers, and looking at each would
+    # copy its page.
     for handler in [reference() for reference in logging._handlerList]:  # type: ignore[attr-defined]  # noqa: SLF001
         if type(handler) is logging.StreamHandler:
             yield handler

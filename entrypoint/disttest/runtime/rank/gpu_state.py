@@ -89,7 +89,7 @@ def _in_use() -> int:
 
 def _clear_workspaces() -> None:
     """Free the workspaces that libraries keep for each stream."""
-    # No public name as of torch 2.13: https://github.com/pytorch/pytorch/issues/184084
+    # No public name (torch 2.9 to 2.15): https://github.com/pytorch/pytorch/issues/184084
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001
     if clear is not None:
         clear()
@@ -101,7 +101,7 @@ def wait_for_gpus() -> None:
         return
     try:
         for device in range(_cuda.device_count()):
-            # Synchronizing a device without a context would create one there. No public name as of torch 2.13.
+            # Synchronizing a device without a context would create one there. No public name (torch 2.9 to 2.15).
             if torch._C._cuda_hasPrimaryContext(device):  # type: ignore[attr-defined]  # noqa: SLF001
                 _cuda.synchronize(device)
         _cuda.empty_cache()

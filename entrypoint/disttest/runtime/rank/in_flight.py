@@ -31,7 +31,8 @@ _COLLECTED = ("exceptions", "these_exceptions")
 def find_in_flight() -> Raised | None:
     """Describe the exception that the main thread handles, or the failed assertion whose message it is building."""
     ident = threading.main_thread().ident
-    # Documented for debuggers, despite its name: https://docs.python.org/3/library/sys.html#sys._current_frames
+    # Documented for debuggers, despite its name (Python 3.11 to 3.13):
+    # https://docs.python.org/3/library/sys.html#sys._current_frames
     frames = tuple(_outwards(sys._current_frames().get(ident or 0)))  # noqa: SLF001
     failed = _failed_assertion(frames)
     if failed is not None:
@@ -48,7 +49,8 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _handled_by(ident: int) -> Iterator[BaseException]:
     """Yield the exception that a thread is handling, if any."""
-    # Documented like `_current_frames`: https://docs.python.org/3/library/sys.html#sys._current_exceptions
+    # Documented like `_current_frames` (Python 3.11 to 3.13):
+    # https://docs.python.org/3/library/sys.html#sys._current_exceptions
     current: Any = sys._current_exceptions().get(ident)  # noqa: SLF001
     # Python 3.11 and earlier return a tuple like sys.exc_info().
     found = current[1] if isinstance(current, tuple) else current
@@ -73,7 +75,7 @@ def _failed_assertion(frames: Sequence[FrameType]) -> Raised | None:
     pytest's rewritten ``assert`` and unittest's methods call ``repr()`` on the operands only after the comparison has
     failed, and raise the AssertionError afterwards.
     """
-    # With a pytest_assertion_pass hook, pytest also builds messages of assertions that hold.
+    # With a pytest_assertion_pass hook, pytest also builds messages of assertions that hold (pytest 8.4 to 9.2).
     if util._assertion_pass is not None:  # noqa: SLF001
         return None
     makes_text = False

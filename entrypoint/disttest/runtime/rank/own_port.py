@@ -21,6 +21,7 @@ def follow_own_port(port: int) -> None:
     if asks_for_agent is None:
         return
 
+    # torch asks this private function alone (torch 2.9 to 2.15).
     def use_agent_store() -> bool:
         # Called by each init_process_group that reads the environment; a fixture may have changed it just before.
         if os.environ.get("MASTER_PORT") != str(port):  # noqa: TID251

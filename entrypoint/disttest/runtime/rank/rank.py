@@ -370,13 +370,13 @@ def own_tmp_path(config: pytest.Config, base: Path) -> None:
     factory = getattr(config, "_tmp_path_factory", None)
     if factory is not None:
         base.mkdir(parents=True, exist_ok=True)
-        # pytest has no public way to set the base after the configuration.
+        # pytest has no public way to set the base after the configuration (pytest 8.4 to 9.2).
         factory._basetemp = base  # noqa: SLF001
 
 
 def shared_fixtures(session: pytest.Session) -> int:
     """Count the fixtures of a wider scope than one test that are set up; each node adds one finalizer of its own."""
-    # pytest has no public list of active fixtures. Its shape since pytest 7: https://github.com/pytest-dev/pytest/pull/8219
+    # pytest has no public list of active fixtures (pytest 8.4 to 9.2); its shape: https://github.com/pytest-dev/pytest/pull/8219
     stack = session._setupstate.stack  # noqa: SLF001
     wider = (finalizers for node, (finalizers, _) in stack.items() if not isinstance(node, pytest.Item))
     return sum(len(finalizers) - 1 for finalizers in wider)
@@ -385,7 +385,7 @@ def shared_fixtures(session: pytest.Session) -> int:
 def tear_down_rest(session: pytest.Session) -> None:
     """Tear down the fixtures that remain when a world ends early; errors go to the log."""
     try:
-        # pytest has no public way to tear down the fixtures of a session that ends early.
+        # pytest has no public way to tear down the fixtures of a session that ends early (pytest 8.4 to 9.2).
         session._setupstate.teardown_exact(None)  # noqa: SLF001
     except BaseException:  # noqa: BLE001
         traceback.print_exc()

@@ -108,7 +108,7 @@ def accesses(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
         args: positional arguments, likewise.
         kwargs: keyword arguments, likewise.
     """
-    # Dispatch modes receive this class, which has no public name in torch 2.13.
+    # Dispatch modes receive this class, which has no public name (torch 2.9 to 2.15).
     if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
         yield from (Access(value, False) for value in args[:1] if isinstance(value, torch.Tensor))
         return

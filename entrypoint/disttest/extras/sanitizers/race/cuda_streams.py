@@ -37,7 +37,7 @@ class CudaStreams:
             (_gpu_trace.register_callback_for_device_synchronization, order.over_with_device),
         ):
             register(lambda *which, calls=calls: over(calls(*which)))
-        # torch's own sanitizer of CUDA streams uses the same trace:
+        # torch's own sanitizer of CUDA streams uses the same trace, which has no public switch (torch 2.9 to 2.15):
         # https://github.com/pytorch/pytorch/blob/main/torch/cuda/_sanitizer.py
         torch._C._activate_gpu_trace()  # noqa: SLF001
 

@@ -93,7 +93,7 @@ class Evidence:
 
     def _gradients_reduced(self, parameters: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
         """Count the elements that ranks reduced, without averaged parameters, which say nothing about others."""
-        # _cdata identifies a storage: its data_ptr() changes when FSDP resizes it.
+        # _cdata identifies a storage (torch 2.9 to 2.15): its data_ptr() changes when FSDP resizes it.
         averaged = {each.untyped_storage()._cdata for each in parameters if self._is_averaged(each)}  # noqa: SLF001
         return Counter(
             {
@@ -124,4 +124,5 @@ class Evidence:
     def _found(self, tensor: torch.Tensor) -> _Seen | None:
         if tensor.layout is not torch.strided:
             return None
+        # The key of a storage, as above (torch 2.9 to 2.15).
         return self._seen.get(tensor.untyped_storage()._cdata)  # noqa: SLF001

@@ -13,7 +13,8 @@ _INFERENCES = frozenset({"_shape_inference", "_forward_metadata_inference", "_ba
 def infers_shapes() -> bool:
     """Whether this thread is in one of ``_INFERENCES``."""
     stage = sys.modules.get(_PIPELINE_STAGE)
-    frame: FrameType | None = sys._getframe(1) if stage else None  # noqa: SLF001 - inspect.currentframe has no depth, inspect.stack is slow
+    # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
+    frame: FrameType | None = sys._getframe(1) if stage else None  # noqa: SLF001
     while frame is not None:
         if frame.f_code.co_name in _INFERENCES and frame.f_globals is vars(stage):
             return True
