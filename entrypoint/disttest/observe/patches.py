@@ -264,7 +264,7 @@ def _is_public(store: Any) -> bool:
     """Return whether processes that are not ranks may set keys of a store."""
     # A HashStore is in the memory of this process. The default group's store has a prefix that only the ranks know.
     # Any process can reach a file, or a server at an address that the test has chosen.
-    # torch has no public function that returns a store of its own groups (torch 2.9 to 2.15).
+    # torch has no public function that returns the store of a group (torch 2.9 to 2.15).
     default = c10d._get_default_store() if dist.is_initialized() else None  # noqa: SLF001
     while store is not default and isinstance(store, c10d.PrefixStore):
         store = store.underlying_store

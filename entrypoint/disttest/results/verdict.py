@@ -48,7 +48,7 @@ SYMPTOM = re.compile(
     re.IGNORECASE,
 )
 
-# Messages about an expired wait for a peer: a consequence if another rank has a failure of its own.
+# Messages about an expired wait for a peer: a consequence if another rank failed itself.
 _GAVE_UP = re.compile(
     r"timed out waiting \d+ms for (send|recv)|application timeout caused pair closure"
     r"|failed to pass monitoredBarrier|reached monitoredBarrier, but received errors"

@@ -1,4 +1,4 @@
-"""Checks commits out in a work tree of its own, and runs the test there. The user's tree stays as it is."""
+"""Checks commits out in a separate work tree, and runs the test there. The user's tree stays as it is."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TestRuns:
         tree: the work tree.
         prefix: the folder in it that corresponds to the user's.
         words: of ``disttest run``, behind its name; pytest's arguments come last.
-        pytest_args: what is for pytest.
+        pytest_args: arguments for pytest.
         results: folder for the results of all runs.
         prepare: script that prepares each commit.
         environ: environment of the runs.

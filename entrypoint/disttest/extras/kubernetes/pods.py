@@ -26,7 +26,7 @@ JOB, CLIENT, NODE = "disttest-job", "disttest-client", "disttest-node"
 """Labels: name of the job, name of the client, and number of the node in its job."""
 
 NAME_OF_JOB = "DISTTEST_JOB"
-"""Text in a user's file that stands for the name of the job."""
+"""Text in a user's file that is replaced by the name of the job."""
 
 Manifest = dict[str, Any]
 

@@ -27,7 +27,7 @@ _LONGEST_PIPE = 90
 
 
 class MpsDaemon:
-    """The MPS control daemon of one run, with directories of its own.
+    """The MPS control daemon of one run, with separate directories.
 
     It is a child of this process, and its server a child of the daemon. They end with the run even if the run is
     killed, because disttest ends all descendants of a run.

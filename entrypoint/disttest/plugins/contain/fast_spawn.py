@@ -179,7 +179,7 @@ def _wanted() -> Iterator[str]:
 
 def _kind_of_interpreter() -> object:
     read = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}  # noqa: TID251
-    # multiprocessing passes these flags to what it spawns; it has no public name for them (Python 3.11 to 3.13).
+    # multiprocessing starts interpreters with these flags, for which it has no public name (Python 3.11 to 3.13).
     return spawn.get_executable(), util._args_from_interpreter_flags(), read, [*_wanted()]  # type: ignore[attr-defined]  # noqa: SLF001
 
 

@@ -153,7 +153,7 @@ def _evasion(failed: TestResult, again: TestResult) -> str:
     """Explain why a later attempt does not undo an earlier failure; empty if it does."""
     if again.outcome is Outcome.SKIPPED:
         return f"skipped: {again.message}"
-    # A spoiled attempt proves nothing, so any later result stands.
+    # A spoiled attempt proves nothing, so any later result counts.
     if again.outcome.is_bad or failed.cause is Cause.INFRASTRUCTURE:
         return ""
     ran = {record.rank: record for record in failed.ranks if state_of(record) not in _NO_PART}

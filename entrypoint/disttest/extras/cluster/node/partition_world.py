@@ -99,7 +99,7 @@ class PartitionWorld(WorldSupervisor):
         return self._turns > index
 
     def _wait_for_turn(self, index: int) -> None:
-        """Wait until all nodes are done with the test before, or until the world is to end."""
+        """Wait until all nodes are done with the test before, or until the world ends."""
         while self._turns <= index and not (self._dismissed or self._reason or self._abandoned):
             self._ranks.wait(TICK_S)
 
