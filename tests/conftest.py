@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+from slow_tests import SlowTests
 
 # How fast the machine is says nothing of the code, and a check says the same of one commit each time; soaks explore.
 settings.register_profile(
@@ -50,6 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "covers(*ids): behaviours of the catalogue that the test shows")
+    config.addinivalue_line("markers", "slow(reason): why the test may take more processor time than others")
+    if not any(config.getoption(name, None) for name in ("full", "trials", "hypothesis_profile")):  # soaks
+        config.pluginmanager.register(SlowTests())
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def retried(folder: Path, *files: str, ledger: Path | None = None) -> subprocess
     for number, text in enumerate(files):
         (folder / f"test_{number}.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    arguments, environ = ("-p", "no:disttest", "."), {"PATH": os.environ["PATH"]}
+    arguments, environ = (".",), {"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     once = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=folder, env=environ, stdout=subprocess.DEVNULL, check=False,

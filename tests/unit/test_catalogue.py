@@ -62,6 +62,7 @@ def test_marks_are_read_from_functions_classes_modules_parameters_and_comments(s
     assert (function.nodeid, function.doc) == ("test_x.py::TestIt::test_a", "Says what.")
 
 
+@pytest.mark.slow("reads all suites")
 def test_every_test_of_the_suites_says_what_it_asserts(script):
     index = script("suite_index")
     functions = [f for path in index.test_files("suites") for f in index.functions_of(path)]

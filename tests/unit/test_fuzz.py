@@ -163,6 +163,7 @@ def journal_bytes(draw: st.DrawFn) -> bytes:
     return b"\n".join(lines[number] for number in order) + draw(st.sampled_from([b"", b"\n", b'\n{"event":']))
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @fuzzed
 @given(journal_bytes())
 @example(b'{"event":"noted","at_s":1,"message":"x","unknown":' + _nested(100_000).encode() + b"}")
@@ -245,6 +246,7 @@ def test_a_line_without_end_is_not_taken_into_memory(tmp_path: Path, monkeypatch
     assert run.run_id == "run-1"
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 def test_many_slots_on_long_worlds_do_not_spin() -> None:
     """A world that claims a thousand slots, and two thousand tests in it."""
     sample = SampleRun(slots=1_000_000)

@@ -22,6 +22,7 @@ def touched():
     sys.modules.pop("touched")
 
 
+@pytest.mark.slow("reads all code")
 @pytest.mark.parametrize(
     ("changed", "first"),
     [

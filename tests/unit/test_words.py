@@ -72,6 +72,7 @@ def lines() -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow("reads all code and all pages")
 @pytest.mark.parametrize("banned", BANNED)
 def test_a_word_that_stood_for_a_standard_one_is_gone(banned: str) -> None:
     pattern = re.compile(banned)

@@ -40,6 +40,7 @@ def found(planted: Planted, commits: int, *, rate: float | None = None, most: in
     return search(commits, planted, lambda _: None, rate=rate, confidence=CONFIDENCE, most=most)
 
 
+@pytest.mark.slow("many simulated searches")
 @pytest.mark.parametrize("known", [True, False])
 def test_a_rate_of_a_tenth_over_64_commits(known):
     """The aim: right in 95 of 100 searches, with at most 3 times the fewest runs; the measurement of the rate included."""

@@ -127,6 +127,7 @@ class TestAllocations:
 
         assert (1, 9) == (made.ranks_per_node, len(made.tests))
 
+    @pytest.mark.slow("hypothesis draws many examples")
     @given(
         drawn=st.lists(
             st.tuples(st.sampled_from([None, 1, 2, 8, 16]), st.sampled_from([1, 2, 4]), st.floats(0.1, 300)),

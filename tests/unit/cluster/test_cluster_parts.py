@@ -98,6 +98,7 @@ def test_a_job_survives_json() -> None:
 
 
 class TestLines:
+    @pytest.mark.slow("hypothesis draws many examples")
     @given(st.lists(st.text(max_size=3000), max_size=5))
     def test_messages_of_two_nodes_arrive_whole_however_their_lines_mix(self, texts: list[str]) -> None:
         writers, reader = [LineWriter(0), LineWriter(1)], LineReader()

@@ -396,6 +396,7 @@ def actions(rank, groups):
 GROUPS = [group_of(0, 1, 2), group_of(0, 1, name="1"), group_of(1, 2, name="2"), group_of(0, 1, 2, name="3")]
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @given(st.data(), st.tuples(*(st.lists(actions(rank, GROUPS), max_size=6) for rank in range(3))))
 def test_a_proof_is_given_exactly_when_nobody_can_go_on(data, programs):
     simulated = Simulated(programs)

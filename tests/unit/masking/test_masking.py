@@ -167,6 +167,7 @@ def test_a_stream_that_ends_inside_of_a_value_shows_no_part_of_it():
     assert b"***" == stream.finish()
 
 
+@pytest.mark.slow("a long stream")
 def test_a_stream_of_nothing_but_beginnings_is_not_held_for_ever():
     stream = FilteredStream(hiding("aaaa"))
     shown = b"".join(stream.feed(b"a" * 4096) for _ in range(40))

@@ -395,6 +395,7 @@ Batches = st.lists(
 )
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @settings(max_examples=300)
 @given(machine=Machine, drawn=Batches, data=st.data())
 def test_every_batch_runs_once_on_free_good_slots(

@@ -260,6 +260,7 @@ class TestGithub:
     def test_a_line_without_a_file_means_nothing(self):
         assert github.annotation("warning", "m", line=3) == "::warning::m"
 
+    @pytest.mark.slow("hypothesis draws many examples")
     @given(st.text(), st.text())
     def test_no_text_leaves_its_line(self, message, title):
         assert len(github.annotation("error", message, title=title).split("\n")) == 1

@@ -35,6 +35,7 @@ def test_nothing_in_it_needs_a_network(tmp_path):
     assert "default-src 'none'" in page
 
 
+@pytest.mark.slow("a page of five thousand tests")
 def test_five_thousand_tests_with_loud_failures_stay_under_five_megabytes(tmp_path):
     log = write_log(tmp_path, "logs/rank.log", "a line of a log\n" * 5_000)
     sample = SampleRun(slots=64)

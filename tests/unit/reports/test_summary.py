@@ -82,7 +82,7 @@ def test_a_broken_machine_is_told_once():
 
 
 def huge(tmp_path, *, failures: int = 400) -> SampleRun:
-    write_log(tmp_path, "logs/rank0.log", "0123456789\n" * 10_000)
+    write_log(tmp_path, "logs/rank0.log", "0123456789\n" * 1_000)
     sample = SampleRun()
     for number in range(failures):
         ranks = (rank(0, log="logs/rank0.log"), rank(1, log="logs/rank0.log"))
@@ -93,6 +93,7 @@ def huge(tmp_path, *, failures: int = 400) -> SampleRun:
     return sample
 
 
+@pytest.mark.slow("400 failures with long logs")
 @pytest.mark.parametrize("limit", [1_000_000, 100_000, 20_000, 8_000])
 def test_always_fits_and_says_what_was_cut(tmp_path, limit):
     text = render_summary(huge(tmp_path).finish(), tmp_path, max_bytes=limit)
@@ -103,12 +104,14 @@ def test_always_fits_and_says_what_was_cut(tmp_path, limit):
     assert text.count("<details>") == text.count("</details>")
 
 
+@pytest.mark.slow("400 failures with long logs")
 def test_fits_even_where_nothing_is_left_to_cut(tmp_path):
     text = render_summary(huge(tmp_path).finish(), tmp_path, max_bytes=500)
 
     assert len(text.encode()) <= 500
 
 
+@pytest.mark.slow("ten thousand suites")
 def test_ten_thousand_suites_fit():
     sample = SampleRun()
     for number in range(10_000):

@@ -125,6 +125,7 @@ class TestFinal:
         assert "[bold]xy" in text
         assert "\x1b" not in text
 
+    @pytest.mark.slow("ten thousand tests")
     def test_ten_thousand_tests_fit_a_screen_of_table_and_fifty_failures(self):
         sample = SampleRun()
         for number in range(10_000):

@@ -146,6 +146,7 @@ RESULTS = st.sampled_from(
 )
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @given(
     results=st.lists(RESULTS, max_size=3),
     is_uncollected=st.booleans(),

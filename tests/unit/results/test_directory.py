@@ -97,6 +97,7 @@ def test_results_of_runs_in_a_directory_of_others_are_left_where_they_are(tmp_pa
         claim(tmp_path / "results")
 
 
+@pytest.mark.slow("fifty races of ten threads")
 def test_what_is_claimed_at_the_same_moment_is_claimed_once(tmp_path):
     """Ten at a time, on top of an earlier run each time."""
     for _ in range(50):

@@ -114,6 +114,7 @@ def test_all_that_one_to_four_ranks_can_come_to(marked, cancelled):
     assert 2379 == len(UP_TO_FOUR)
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 def test_the_order_of_the_ranks_does_not_matter():
     for states in itertools.product(RECORDS, repeat=3):
         for marked in (False, True):

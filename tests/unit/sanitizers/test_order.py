@@ -287,6 +287,7 @@ def programs(draw: st.DrawFn) -> list[list[CallSignature]]:
     return ranks
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @given(programs())
 def test_calls_that_fit_together_are_nothing_to_tell(ranks):
     assert judge(*ranks) == ()
@@ -320,6 +321,7 @@ MESSAGES = st.builds(
 )
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @given(st.lists(st.lists(ANYTHING | MESSAGES, max_size=12), min_size=3, max_size=3))
 def test_whatever_ranks_call_it_is_judged(ranks):
     for finding in judge(*ranks):
@@ -327,6 +329,7 @@ def test_whatever_ranks_call_it_is_judged(ranks):
         assert any(call.decides for order in finding.orders for call in order.calls)
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @given(programs(), st.randoms())
 def test_a_missing_call_is_found(ranks, random):
     some = [rank for rank, calls in enumerate(ranks) if calls]
