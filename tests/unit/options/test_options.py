@@ -31,7 +31,7 @@ from disttest.options.run import RunOptions, given_options, resolve_options
 from disttest.options.values import WHOLE
 from disttest.planning.gpu_request import GpuShare
 from disttest.plugin_manager import Plugins
-from disttest.plugins.masking.option_rows import MASK
+from disttest.plugins.masking.hooks import MASK
 
 
 def test_defaults():

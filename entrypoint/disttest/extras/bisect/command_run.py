@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from disttest.errors import ExitCode, UsageError
-from disttest.extras.bisect.option_rows import USUAL
+from disttest.extras.bisect.hooks import USUAL
 from disttest.extras.bisect.search import Answer, search
 from disttest.extras.bisect.work_tree import TestRuns, commits_between, git, work_tree
 from disttest.options.environment import environment

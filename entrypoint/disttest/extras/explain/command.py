@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from disttest.cli.purposes import Purpose, serves
+from disttest.extras.explain.hooks import TEXT
 from disttest.extras.explain.message_page import section_named
-from disttest.extras.explain.option_rows import TEXT
 from disttest.options.flags import ShowingCommand, flags
 
 

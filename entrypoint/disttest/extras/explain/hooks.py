@@ -5,19 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from disttest.extras.history.option_rows import FILE as HISTORY
 from disttest.hookspecs import hookimpl
+from disttest.options.option import Option, rows_of
+from disttest.options.values import SWITCH, one_of, path
 
 if TYPE_CHECKING:
     import click
 
-    from disttest.options.option import Option
+
+_explain = rows_of("explain")
+TEXT, ISSUE = "text", "github-issue"
+
+OPTIONS = (
+    _explain(
+        "packet",
+        SWITCH,
+        "Write all evidence of one test into a folder: report, JSON, logs, environment, history, commands.",
+        default=False,
+        inputs=(),
+    ),
+    _explain(
+        "output",
+        path("PATH"),
+        "Folder of the packet; a name with .zip makes an archive.",
+        otherwise="packet-TEST",
+        inputs=(),
+    ),
+    _explain(
+        "format",
+        one_of(TEXT, ISSUE),
+        "Format of the output; github-issue prints the body of an issue about one test.",
+        default=TEXT,
+        inputs=(),
+    ),
+    _explain(
+        HISTORY.name,
+        HISTORY.type,
+        "History file with the past of the test.",
+        otherwise="the one that the run was given",
+        inputs=(),
+    ),
+)
 
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
     """Add the options of a packet."""
-    from disttest.extras.explain.option_rows import OPTIONS
-
     return OPTIONS
 
 

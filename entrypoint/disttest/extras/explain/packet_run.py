@@ -10,7 +10,7 @@ from typing import Any
 from disttest.cli.stored_run import find_run, read_run, select
 from disttest.errors import UsageError
 from disttest.extras.explain import limits
-from disttest.extras.explain.option_rows import ISSUE
+from disttest.extras.explain.hooks import ISSUE
 from disttest.extras.explain.packet import history_of, packet_of
 from disttest.extras.explain.packet_files import write_packet
 from disttest.extras.explain.packet_text import issue_body

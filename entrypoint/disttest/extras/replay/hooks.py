@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Generator, Mapping, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from disttest.errors import UsageError
-from disttest.extras.replay.option_rows import OPTIONS, RECORD, RecordRule
 from disttest.hookspecs import hookimpl
+from disttest.options.option import Option, of_every_run, rows_of
+from disttest.options.values import WHOLE, Type, member_of
 from disttest.plugin_manager import plugin_manager
 
 if TYPE_CHECKING:
@@ -17,11 +19,32 @@ if TYPE_CHECKING:
 
     from disttest.cli.run_tests import RunRequest
     from disttest.model import TestCase, TestResult, WorldKind, WorldShape
-    from disttest.options.option import Option
     from disttest.options.run import RunOptions
     from disttest.results.repeat import Run
     from disttest.runtime.rank.rank_test import Rank
     from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+
+class RecordRule(StrEnum):
+    """Tests whose recordings are kept for ``disttest replay``."""
+
+    OFF = "off"
+    FAILURES = "failures"
+    ALL = "all"
+
+
+RECORD = of_every_run(
+    "record",
+    member_of(RecordRule),
+    "Record the data that each rank receives, for disttest replay: of all tests, or of failures and hangs only (failures).",
+    default=RecordRule.OFF,
+    repeated=True,
+)
+
+OPTIONS = (
+    RECORD,
+    rows_of("replay")("rank", Type(form="K", parse=WHOLE.parse), "Rank to replay.", default=0, otherwise="0"),
+)
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from disttest.extras.replay.format import SUFFIX
-from disttest.extras.replay.option_rows import RecordRule
+from disttest.extras.replay.hooks import RecordRule
 from disttest.extras.replay.recorded import with_recorded
 from disttest.model import ALONE, TestResult
 from disttest.runtime.world.judged_attempt import JudgedAttempt

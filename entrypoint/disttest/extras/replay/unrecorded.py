@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from disttest.extras.replay.option_rows import RECORD, RecordRule
+from disttest.extras.replay.hooks import RECORD, RecordRule
 from disttest.model import TestCase, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.planning.backends import CPU

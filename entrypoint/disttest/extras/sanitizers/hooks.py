@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from disttest.extras.sanitizers.choice import move_findings
-from disttest.extras.sanitizers.option_rows import OPTIONS, SANITIZE
+from disttest.extras.sanitizers.choice import FORM, Chosen, move_findings, parse_chosen, show_chosen
 from disttest.hookspecs import hookimpl
+from disttest.options.option import Option, of_every_run, rows_of
+from disttest.options.values import RATIO, Type, text
 from disttest.plugin_manager import plugin_manager
 
 if TYPE_CHECKING:
@@ -15,9 +16,30 @@ if TYPE_CHECKING:
     import pytest
 
     from disttest.model import TestResult
-    from disttest.options.option import Option
     from disttest.runtime.rank.rank_test import Rank
     from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+
+SANITIZE = of_every_run(
+    "sanitize",
+    Type(form=FORM, parse=parse_chosen, show=show_chosen),
+    "Look for more faults in tests that pass; a finding fails the test, or is a warning with :warn.",
+    # A warning by default: a finding has passed on this backend.
+    default=(Chosen(name="order", fails=False),),
+    repeated=True,
+)
+_diverge = rows_of("diverge")
+
+OPTIONS = (
+    SANITIZE,
+    _diverge("test", text("TEXT"), "Compare tests whose id contains this.", otherwise="all"),
+    _diverge(
+        "tolerance",
+        RATIO,
+        "Relative tolerance of numbers.",
+        otherwise="every bit counts",
+    ),
+)
 
 
 @hookimpl

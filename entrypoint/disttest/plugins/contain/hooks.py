@@ -7,19 +7,40 @@ from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
 from disttest.model import WorldKind
-from disttest.plugins.contain.option_rows import FAST_SPAWN, ISOLATE_FILES, OPTIONS
+from disttest.options.option import Option, of_every_run
+from disttest.options.values import SWITCH
 
 if TYPE_CHECKING:
     import pytest
 
     from disttest.model import TestCase, TestResult
-    from disttest.options.option import Option
     from disttest.options.run import RunOptions
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.messages.protocol import WorldOrder
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.world.judged_attempt import JudgedAttempt
     from disttest.runtime.world.world_supervisor import WorldSupervisor
+
+
+ISOLATE_FILES = of_every_run(
+    "isolate-files",
+    SWITCH,
+    "Run tests without a world in a process for each file, under a time limit; spawned processes start with torch imported.",
+    default=False,
+    otherwise="false",
+    repeated=True,
+    common=True,
+    formerly=(("contain", "--isolate-files"),),
+)
+FAST_SPAWN = of_every_run(
+    "fast-spawn",
+    SWITCH,
+    "With isolate-files: fork what tests spawn from a process with torch imported, instead of starting interpreters.",
+    default=True,
+    no_flag=True,
+)
+
+OPTIONS = (ISOLATE_FILES, FAST_SPAWN)
 
 
 @hookimpl

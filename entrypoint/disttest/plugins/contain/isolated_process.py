@@ -10,7 +10,7 @@ import pytest
 from disttest.host.descendants import end_new_children, started_children
 from disttest.host.process import adopt_orphans, flush_output, leave
 from disttest.plugins.contain.fast_spawn import use_fast_spawn
-from disttest.plugins.contain.option_rows import FAST_SPAWN
+from disttest.plugins.contain.hooks import FAST_SPAWN
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely

@@ -5,20 +5,42 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disttest.hookspecs import hookimpl
-from disttest.plugins.deadlock.option_rows import DEADLOCK, DeadlockRule
+from disttest.options.option import Option, of_every_run
+from disttest.options.values import member_of
 
 if TYPE_CHECKING:
     import pytest
 
-    from disttest.options.option import Option
     from disttest.options.run import WorldSettings
     from disttest.runtime.rank.waits import WatchedRank
     from disttest.runtime.world.evidence import EvidenceSource
     from disttest.runtime.world.rank_watch import RankWatch
+
+
+class DeadlockRule(StrEnum):
+    """Treatment of a test whose ranks provably wait for each other."""
+
+    FAIL = "fail"
+    """It ends immediately, as a hang."""
+    REPORT = "report"
+    """It continues to its time limit, with a note."""
+    OFF = "off"
+    """No watch looks for deadlocks."""
+
+
+DEADLOCK = of_every_run(
+    "deadlock",
+    member_of(DeadlockRule),
+    "A test in which no rank can continue: fail immediately, report it and wait for the limit, or do not check (off).",
+    default=DeadlockRule.FAIL,
+    repeated=True,
+)
+
 
 _NAME = "deadlock"
 

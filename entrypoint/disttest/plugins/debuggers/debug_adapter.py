@@ -21,7 +21,7 @@ from disttest.clock import sleep
 from disttest.errors import UsageError
 from disttest.limits import TICK_S
 from disttest.options.run import WorldSettings
-from disttest.plugins.debuggers.option_rows import DEBUGPY
+from disttest.plugins.debuggers.hooks import DEBUGPY
 
 LOOPBACK = "127.0.0.1"
 StopWhereRaised = Callable[[BaseException], None]

@@ -22,7 +22,7 @@ from _pytest.runner import check_interactive_exception
 from disttest.host.process import flush_output
 from disttest.model import MAIN_RANK, WorldKind, rank_name
 from disttest.options.run import WorldSettings
-from disttest.plugins.debuggers.option_rows import DEBUG_RANK, DEBUGPY
+from disttest.plugins.debuggers.hooks import DEBUG_RANK, DEBUGPY
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.testing.hosting import RanksFailed

@@ -7,15 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 from disttest.errors import UsageError
 from disttest.hookspecs import hookimpl
-from disttest.plugins.debuggers.option_rows import DEBUG_RANK, DEBUGPY, OPTIONS
+from disttest.options.option import Option, of_every_run
+from disttest.options.values import PORT, WHOLE, Type
 
 if TYPE_CHECKING:
     import pytest
 
     from disttest.cli.run_tests import RunRequest
-    from disttest.options.option import Option
     from disttest.options.run import RunOptions
     from disttest.runtime.rank.rank_spec import RankSpec
+
+
+DEBUG_RANK = of_every_run(
+    "debug-rank",
+    Type(form="K", parse=WHOLE.parse),
+    "Give rank K of each world the terminal, for breakpoint() and for a debugger where it fails.",
+    inputs_of_action=False,
+)
+DEBUGPY = of_every_run(
+    "debugpy",
+    PORT,
+    "Have rank K of each world (--debug-rank, else rank 0) wait for VS Code at this port of 127.0.0.1.",
+    inputs_of_action=False,
+)
+
+OPTIONS = (DEBUG_RANK, DEBUGPY)
 
 
 @hookimpl

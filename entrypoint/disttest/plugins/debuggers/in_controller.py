@@ -9,7 +9,7 @@ import pytest
 from disttest.errors import UsageError
 from disttest.options.run import RunOptions
 from disttest.plugins.debuggers.debug_adapter import LOOPBACK, check_debugger
-from disttest.plugins.debuggers.option_rows import DEBUG_RANK, DEBUGPY
+from disttest.plugins.debuggers.hooks import DEBUG_RANK, DEBUGPY
 
 
 def holds_ranks(config: pytest.Config, options: RunOptions) -> bool:

@@ -12,7 +12,7 @@ from disttest.errors import UsageError
 from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.planning.backends import CPU, backend_named
-from disttest.plugins.launching_classes.option_rows import hosts_all
+from disttest.plugins.launching_classes.hooks import hosts_all
 from disttest.plugins.launching_classes.recognise_launching import launches_ranks, limit_s, most_ranks
 from disttest.plugins.launching_classes.reuse import why_new_ranks
 from disttest.plugins.launching_classes.torch_module import rank_count, torch_module

@@ -6,13 +6,27 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from disttest.hookspecs import hookimpl
-from disttest.plugins.masking.option_rows import MASK, SHORTEST
+from disttest.options.option import Option, of_every_run
+from disttest.options.values import LINES
 
 if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
-    from disttest.options.option import Option
     from disttest.options.run import RunOptions
     from disttest.outgoing import OutputFilter
+
+
+SHORTEST = 4
+"""Characters of the shortest value that is hidden: a shorter one would be found everywhere."""
+
+MASK = of_every_run(
+    "mask",
+    LINES,
+    "Hide this value in logs and reports; once for each, or one a line.",
+    default=(),
+    many=True,
+    secret=True,
+    shortest=SHORTEST,
+)
 
 
 @hookimpl

@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 
 from disttest.descriptors import high_copy, memory_file
 from disttest.outgoing import OutputFilter
-from disttest.plugins.masking.option_rows import SHORTEST
+from disttest.plugins.masking.hooks import SHORTEST
 
 MASK = "***"
 _MASK = MASK.encode()

@@ -7,17 +7,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
+from disttest.options.option import PLANS, Option, rows_of
+from disttest.options.values import SWITCH
 
 if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
-    from disttest.options.option import Option
+
+
+LAST_FAILED = rows_of("run")(
+    "last-failed",
+    SWITCH,
+    "Run only the tests that failed in the newest results here, or in those of --results; all if none did.",
+    default=False,
+    aliases=("--lf",),
+    title=PLANS,
+    for_command=True,
+    in_file=False,
+)
 
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
     """``--last-failed``."""
-    from disttest.plugins.reruns.option_rows import LAST_FAILED
-
     return (LAST_FAILED,)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from disttest.model import WorldShape
 from disttest.options.run import RunOptions
-from disttest.plugins.spmd.option_rows import SPMD
+from disttest.plugins.spmd.hooks import SPMD
 from disttest.runtime.controller.expand import rename
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.wanted_worlds import OwnWorld

@@ -8,20 +8,32 @@ from typing import TYPE_CHECKING, Any
 from disttest.errors import UsageError
 from disttest.hookspecs import hookimpl, of_pytest
 from disttest.model import WorldKind
-from disttest.plugins.spmd.option_rows import SPMD
+from disttest.options.option import Option, of_every_run
+from disttest.options.values import WORLD_SIZES
 
 if TYPE_CHECKING:
     import pytest
 
     from disttest.cli.run_tests import RunRequest
     from disttest.model import Invocation, TestCase
-    from disttest.options.option import Option
     from disttest.options.run import RunOptions
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
     from disttest.runtime.controller.wanted_worlds import OwnWorld
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.supervisor.run_supervisor import PytestProcess
+
+
+SPMD = of_every_run(
+    "spmd",
+    WORLD_SIZES,
+    "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does; in turn for each N.",
+    default=(),
+    otherwise="as marked",
+    shapes_tests=True,
+    common=True,
+)
+"""Several sizes run one after another, each in a separate pytest process that knows a single size."""
 
 
 @hookimpl
