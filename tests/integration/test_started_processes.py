@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.plugins.contain.started_processes import _MOST_NAMED, Descendants
+from disttest.plugins.contain.isolated import _MOST_NAMED, Descendants
 
 _WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 

@@ -7,7 +7,7 @@ import tempfile
 import pytest
 
 from disttest.model import Outcome, RankEnd, RankRecord, TestResult
-from disttest.plugins.hints.hints import hint_for
+from disttest.plugins.hints.hooks import hint_for
 
 TMP = tempfile.gettempdir()
 

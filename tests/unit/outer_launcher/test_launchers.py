@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.plugins.outer_launcher.launchers import find_outer_launchers
+from disttest.plugins.outer_launcher.hooks import find_outer_launchers
 
 
 def test_ranks_of_other_launchers():

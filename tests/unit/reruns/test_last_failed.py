@@ -4,7 +4,7 @@ import pytest
 from sample_runs import SampleRun
 
 from disttest.model import Outcome
-from disttest.plugins.reruns.last_failed import only_failed
+from disttest.plugins.reruns.hooks import only_failed
 from disttest.results.journal import FILE_NAME, Journal
 
 FAILED = "tests/test_ddp.py::test_bad[2xgloo]"

@@ -53,7 +53,7 @@ def disttest_addoptions() -> Sequence[Option]:
 def disttest_load_parts(config: pytest.Config) -> None:
     """Import the parts of processes and their supervisors."""
     del config
-    from disttest.plugins.contain import isolated_process, isolated_world  # noqa: F401
+    from disttest.plugins.contain import isolated  # noqa: F401
 
 
 @hookimpl
@@ -82,7 +82,7 @@ def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
     """Return the supervisor of isolated tests."""
     if order.tests[0].kind is not WorldKind.PROCESS:
         return None
-    from disttest.plugins.contain.isolated_world import IsolatedWorld
+    from disttest.plugins.contain.isolated import IsolatedWorld
 
     return IsolatedWorld
 
@@ -92,7 +92,7 @@ def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
     """Return the main function of an isolated process."""
     if spec.kind is not WorldKind.PROCESS:
         return None
-    from disttest.plugins.contain.isolated_process import serve_isolated
+    from disttest.plugins.contain.isolated import serve_isolated
 
     return serve_isolated
 
@@ -103,6 +103,6 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult
     result = yield
     if attempt.test.kind is not WorldKind.PROCESS:
         return result
-    from disttest.plugins.contain.isolated_world import with_deaths
+    from disttest.plugins.contain.isolated import with_deaths
 
     return with_deaths(result, attempt.ranks[0])

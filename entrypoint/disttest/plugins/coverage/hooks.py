@@ -1,32 +1,50 @@
-"""Hooks of coverage measurement in ranks, active if this process is measured."""
+"""Coverage of a rank: measured separately from the process that it was forked from, and left in a file for the
+controller.
+
+coverage saves its data when an interpreter ends, but a rank leaves by ``os._exit``. A fork also continues to write
+into the data of its parent. Each rank therefore measures with the controller's configuration and saves after each
+test. Files next to ``.coverage`` would be lost, or erased by the next rank that collects.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from disttest.hookspecs import hookimpl
+from disttest.hookspecs import hookimpl, of_pytest
+from disttest.model import Frozen
 
 if TYPE_CHECKING:
     import pytest
 
-    from disttest.plugins.coverage.measured import CoverageOrder
     from disttest.runtime.rank.rank_spec import RankSpec
 
 _OF_PYTEST_COV = ("_cov", "_cov_contexts")
 """Plugins of pytest-cov that would measure a rank themselves."""
+_FILE = "coverage"
+_DATA = ":data:"
+"""Prefix by which coverage recognises a configuration instead of the name of a file."""
+
+_OF_THE_WHOLE_RUN = ["no-data-collected", "module-not-imported", "module-not-measured", "already-imported"]
+"""Warnings of coverage that no single rank can decide."""
 
 
-@hookimpl
-def disttest_load_parts(config: pytest.Config) -> None:
-    """Import the part of ranks."""
-    del config
-    if "coverage" in sys.modules:
-        from disttest.plugins.coverage import measured  # noqa: F401
+class CoverageOrder(Frozen):
+    """The measurement that ranks perform."""
+
+    config: str
+    """The controller's configuration, in the form in which coverage passes it to other processes."""
+    by_test: bool = False
+    """Whether the test that ran a line is recorded, too (``--cov-context=test``)."""
+
+
+_measuring: list[_Measuring] = []
+"""The measurement of this process; one entry in a measured rank."""
 
 
 @hookimpl
@@ -37,39 +55,103 @@ def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
 
 @hookimpl
 def disttest_settle(config: pytest.Config) -> CoverageOrder | None:
-    """Return the configuration of this process."""
-    if "coverage" not in sys.modules:
+    """Return the measurement of this process; None without one, or if coverage cannot pass its configuration on."""
+    serialize = getattr(getattr(_current(), "config", None), "serialize", None)
+    if serialize is None:
         return None
-    from disttest.plugins.coverage.measured import coverage_of_controller
-
-    return coverage_of_controller(config)
+    return CoverageOrder(config=serialize(), by_test=getattr(config.option, "cov_context", None) == "test")
 
 
 @hookimpl
 def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
-    """Measure this process."""
+    """Measure this process from now on, into a separate file in the folder of its world."""
     for name in _OF_PYTEST_COV:
         if config.pluginmanager.hasplugin(name):
             config.pluginmanager.unregister(name=name)
     if (order := spec.settled.get("coverage")) is not None:
-        from disttest.plugins.coverage.measured import CoverageOrder, begin_coverage
-
-        begin_coverage(msgspec.convert(order, CoverageOrder), config, spec.scratch.parent)
+        measuring = _Measuring(msgspec.convert(order, CoverageOrder), spec.scratch.parent)
+        _measuring.append(measuring)
+        config.pluginmanager.register(measuring, "disttest-coverage")
 
 
 @hookimpl
 def disttest_process_saves() -> None:
-    """Write the data of this process."""
-    if "coverage" in sys.modules:
-        from disttest.plugins.coverage.measured import save_coverage
-
-        save_coverage()
+    """Write the data measured so far, because the next test may end this process."""
+    for measuring in _measuring:
+        measuring.save()
 
 
 @hookimpl
 def disttest_world_ended(scratch: Path) -> None:
-    """Add the data of the world's processes to those of this process."""
-    if "coverage" in sys.modules:
-        from disttest.plugins.coverage.measured import merge_coverage
+    """Add the data of a world's ranks to the data of this process."""
+    current = _current()
+    if current is None:
+        return
+    from coverage import CoverageData
 
-        merge_coverage(scratch)
+    for path in scratch.glob(f"{_FILE}.*"):
+        data = CoverageData(basename=str(path))
+        data.read()
+        current.get_data().update(data)
+
+
+class _Measuring:
+    """The pytest plugin of a measured rank."""
+
+    def __init__(self, order: CoverageOrder, folder: Path) -> None:
+        """Stop the inherited measurement and start a new one."""
+        self._order, self._folder = order, folder
+        self._coverage = self._begin()
+        os.register_at_fork(after_in_child=self._begin_again)
+
+    def _begin(self) -> Any:
+        import coverage
+
+        inherited = _current()
+        if inherited is not None:
+            # The parent saves it. Coverage has no public switch for the exit handler that a fork inherits (coverage 7):
+            # https://github.com/nedbat/coveragepy/blob/master/coverage/control.py
+            inherited._auto_save = False  # noqa: SLF001
+            inherited.stop()
+        own = coverage.Coverage(config_file=f"{_DATA}{self._order.config}", data_suffix=False, messages=False)
+        own.set_option("run:data_file", str(self._folder / f"{_FILE}.{os.getpid()}"))
+        own.set_option("run:disable_warnings", _OF_THE_WHOLE_RUN)
+        own.set_option("run:patch", [])  # the user's patches are applied in the parent already
+        own.start()
+        return own
+
+    def _begin_again(self) -> None:
+        """Restart the measurement in a fork of this rank."""
+        self._coverage = self._begin()
+
+    def save(self) -> None:
+        """Write the data measured so far."""
+        self._coverage.save()
+
+    @of_pytest(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        """Attribute the following lines to this test's setup."""
+        self._switch(item, "setup")
+        return (yield)
+
+    @of_pytest(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Attribute the following lines to this test's call."""
+        self._switch(item, "run")
+        return (yield)
+
+    @of_pytest(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        """Attribute the following lines to this test's teardown."""
+        self._switch(item, "teardown")
+        return (yield)
+
+    def _switch(self, item: pytest.Item, phase: str) -> None:
+        if self._order.by_test:
+            self._coverage.switch_context(f"{item.nodeid}|{phase}")
+
+
+def _current() -> Any:
+    """Return the measurement of this process, if there is one."""
+    coverage = sys.modules.get("coverage")
+    return coverage.Coverage.current() if coverage is not None and hasattr(coverage, "Coverage") else None

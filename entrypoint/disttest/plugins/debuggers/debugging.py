@@ -1,5 +1,6 @@
 """A debugger in one rank, which gets the terminal while the limits of its world are suspended.
 
+No pytest runs in a rank that a class has started: there the debugger receives the test's exception.
 Ranks open the terminal by its name, so no parent process must pass it down.
 """
 
@@ -22,9 +23,11 @@ from _pytest.runner import check_interactive_exception
 from disttest.host.process import flush_output
 from disttest.model import MAIN_RANK, WorldKind, rank_name
 from disttest.options.run import WorldSettings
+from disttest.plugins.debuggers.debug_adapter import await_debugger
 from disttest.plugins.debuggers.hooks import DEBUG_RANK, DEBUGPY
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.rank.rank_spec import RankSpec
+from disttest.runtime.rank.rank_test import PostMortem, Report
 from disttest.testing.hosting import RanksFailed
 
 _STREAMS = (0, 1, 2)
@@ -226,3 +229,37 @@ class _Debugging:
 def _is_own(call: pytest.CallInfo[None]) -> bool:
     """Return whether this process raised the exception. Exceptions of its ranks were inspected there."""
     return call.excinfo is None or not call.excinfo.errisinstance(RanksFailed)
+
+
+def debug_started_rank(
+    rank: int, spec: RankSpec, config: pytest.Config, hold: Callable[[bool], None]
+) -> PostMortem | None:
+    """Debug this rank at ``breakpoint()``; return the function that debugs it at a failure.
+
+    Args:
+        rank: number of this rank.
+        spec: description of the process that has started it.
+        config: pytest's configuration.
+        hold: called with whether the limits of the world are suspended.
+    """
+    debugger = debug_at_breakpoints(spec, rank, hold)
+    if awaits_debugger(spec.settings, rank):
+        hold(True)  # its test runs already
+        stop = await_debugger(spec.settings, hold)
+
+        def stop_there(error: BaseException, report: Report) -> None:
+            report()
+            stop(error)
+
+        return stop_there
+    if debugger is None:
+        return None
+
+    def look_at(error: BaseException, report: Report) -> None:
+        is_failure = not isinstance(error, bdb.BdbQuit)
+        debugger.terminal.wait(is_failure)
+        message, text = report()
+        if is_failure:
+            debugger.look_at(message, error.__traceback__, lambda writer: writer.write(text), config)
+
+    return look_at

@@ -8,15 +8,22 @@ from typing import Any
 
 import msgspec
 
-from disttest.model import RankRecord, TestResult, rank_name
-from disttest.plugins.html.collectives import collective_table, ticks
-from disttest.plugins.html.finding_sections import finding_data, section_data, waits_data
+from disttest.model import (
+    Collective,
+    Edge,
+    PluginFinding,
+    RankRecord,
+    Section,
+    TestResult,
+    WaitGraph,
+    rank_name,
+)
 from disttest.reports import aggregates
 from disttest.reports.aggregates import KINDS
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.past_runs import PastRun, words_of_streak
-from disttest.reports.text import clean, one_line, shorten
+from disttest.reports.text import clean, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed, without_stacks
@@ -248,3 +255,149 @@ def _rank(rank: RankRecord, logs: LogFolder, budget: _TextBudget) -> Iterator[tu
     if budget.log >= FEWEST:
         excerpt = logs.excerpt(rank.log, head_bytes=budget.log // 4, tail_bytes=budget.log - budget.log // 4)
         yield "text", without_stacks(str(excerpt)).strip("\n") if excerpt else ""
+
+
+MAX_ROWS = 60
+MOST_CALLS = 2_000
+"""Number of calls of one rank that are compared; torch's recorder keeps as many by default."""
+_Key = tuple[str, int]
+
+
+def collective_table(result: TestResult) -> dict[str, Any] | None:
+    """Return names of ranks and rows of cells; None if no rank's recorder was read.
+
+    The last :data:`MAX_ROWS` collectives, in the order in which they were first called.
+    """
+    if not any(rank.collectives for rank in result.ranks):
+        return None
+    # A hanging rank was asked, too, and an empty column for it is informative. The same holds for the culprit.
+    ranks = [rank for rank in result.ranks if _was_asked(rank) or rank.rank == result.culprit]
+    calls = [
+        {(call.group, call.seq): call for call in rank.collectives[-MOST_CALLS:] if not call.p2p}
+        for rank in ranks
+        if _was_asked(rank)
+    ]
+    first_s: dict[_Key, float] = {}
+    for mine in calls:
+        for key, call in mine.items():
+            first_s[key] = min(call.at_s, first_s.get(key, call.at_s))
+    order = sorted(first_s, key=lambda key: (first_s[key], key))
+    parting = next((key for key in order if _parts(key, calls)), None)
+    return {
+        "ranks": [rank_name(rank.rank) for rank in ranks],
+        "rows": [
+            {
+                "name": f"{one_line(key[0], 60)} #{key[1]}",
+                "parts": key == parting,
+                "cells": [*_cells(key, ranks, calls, result.started_at_s)],
+            }
+            for key in order[-MAX_ROWS:]
+        ],
+    }
+
+
+def _was_asked(rank: RankRecord) -> bool:
+    return bool(rank.collectives) or rank.hung
+
+
+def _cells(
+    key: _Key, ranks: Sequence[RankRecord], calls: Sequence[dict[_Key, Collective]], started_at_s: float
+) -> Iterator[dict[str, Any] | None]:
+    described = iter(calls)
+    for rank in ranks:
+        if _was_asked(rank):
+            yield _cell(next(described).get(key), started_at_s)
+        else:
+            yield {"unasked": how_ended(rank)}
+
+
+def ticks(rank: RankRecord, started_at_s: float) -> list[tuple[float, bool]]:
+    """Return when a rank called each collective, in seconds from the start, and whether it was complete."""
+    return [(round(max(0.0, call.at_s - started_at_s), 4), call.done) for call in rank.collectives[-200:]]
+
+
+def _parts(key: _Key, calls: Sequence[dict[_Key, Collective]]) -> bool:
+    """Return whether the ranks diverge here: different operations, a missing rank, or a call that was not completed."""
+    here = [mine[key] for mine in calls if key in mine]
+    if len({call.op for call in here}) > 1 or not all(call.done for call in here):
+        return True
+    # A rank past this number has issued it: its recorder keeps only the last calls.
+    return any(key not in mine and not _is_past(key, mine) for mine in calls)
+
+
+def _is_past(key: _Key, mine: dict[_Key, Collective]) -> bool:
+    return any(group == key[0] and seq > key[1] for group, seq in mine)
+
+
+def _cell(call: Collective | None, started_at_s: float) -> dict[str, Any] | None:
+    if call is None:
+        return None
+    return {
+        "op": one_line(call.op, 60),
+        "inputs": one_line(call.inputs, 80),
+        "where": one_line(call.where, 120),
+        "done": call.done,
+        "at": round(max(0.0, call.at_s - started_at_s), 4),
+    }
+
+
+MOST_DRAWN = 16
+"""Number of ranks in a graph. With more, the arrows hide each other and the list is clearer."""
+
+_MOST_LINES = 200
+"""Number of lines of a plugin's section. ``results.json`` has all of them."""
+
+
+def section_data(section: Section) -> dict[str, Any]:
+    """Return the data of a plugin's section in the report of one test."""
+    return {
+        "title": one_line(section.title, 300),
+        "lines": [one_line(line, 2000) for line in section.lines[:_MOST_LINES]],
+    }
+
+
+def finding_data(finding: PluginFinding) -> dict[str, Any]:
+    """Return the data of one finding, with the calls of its ranks in columns."""
+    return {
+        "title": one_line(f"{finding.finder}: {finding.kind}"),
+        "message": one_line(finding.message, 4000),
+        "effect": one_line(finding.effect, 2000),
+        "advice": one_line(finding.advice, 2000),
+        "fails": finding.fails,
+        "orders": [
+            {
+                "name": rank_name(order.rank),
+                "calls": [
+                    {
+                        "what": one_line(call.what, 300),
+                        "where": one_line(call.where, 200),
+                        "decides": call.decides,
+                        "window": str(call.window or ""),
+                        "same": call.same,
+                    }
+                    for call in order.calls
+                ],
+            }
+            for order in finding.orders
+        ],
+    }
+
+
+def waits_data(waits: WaitGraph) -> dict[str, Any]:
+    """Return the data of the ranks and their waits. With too many ranks, none is drawn."""
+    ranks = sorted({rank for edge in waits.edges for rank in (edge.rank, *edge.ranks)})
+    drawn = ranks if len(ranks) <= MOST_DRAWN else []
+    return {
+        "nodes": [{"rank": rank, "finished": rank in waits.finished} for rank in drawn],
+        "edges": [{"rank": edge.rank, "ranks": edge.ranks, "text": _sentence(edge)} for edge in waits.edges],
+        "label": f"{len(drawn)} ranks, each with the ranks that it waits for; the list below is the same in words",
+    }
+
+
+def _sentence(edge: Edge) -> str:
+    """Describe a wait: ``rank 0 waits in recv #1 from rank 1 at test_x.py:3 (1.2 s) for rank 1, which …``."""
+    place = f" at {edge.where}" if edge.where else ""
+    awaited = f" for {', '.join(map(rank_name, edge.ranks))}" if edge.ranks else ""
+    reason = f", {edge.reason}" if edge.reason else ""
+    waits = f"{rank_name(edge.rank)} waits in {edge.what}{place} ({duration(edge.since_s)})"
+    return one_line(f"{waits}{awaited}{reason}", 1000)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from disttest.errors import UsageError
 from disttest.hookspecs import hookimpl, of_pytest
-from disttest.model import WorldKind
+from disttest.model import Invocation, TestCase, WorldKind, WorldShape
 from disttest.options.option import Option, of_every_run
 from disttest.options.values import WORLD_SIZES
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     import pytest
 
     from disttest.cli.run_tests import RunRequest
-    from disttest.model import Invocation, TestCase
     from disttest.options.run import RunOptions
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
@@ -81,20 +81,22 @@ def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[s
 
 @of_pytest(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Collect as rank 0 does, in a process that collects for ranks."""
+    """Set the variables of rank 0, except those of the rendezvous, in a process that collects for ranks."""
     known = early_config.known_args_namespace
     if known.disttest_spmd and not known.disttest_rank and (known.disttest_supervised or known.collectonly):
-        from disttest.plugins.spmd.collecting import set_environment
+        from disttest.runtime.rank.rank_spec import place_variables
 
-        set_environment(known.disttest_spmd.partition(",")[0].strip())
+        size = known.disttest_spmd.partition(",")[0].strip()
+        os.environ.update(place_variables(0, size))  # noqa: TID251
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Add the fixture ``worker_id`` to a rank."""
     if config.getoption("disttest_spmd") and config.getoption("disttest_rank"):
-        from disttest.plugins.spmd import worker_id
+        from disttest.plugins.spmd import spmd_rank
 
-        config.pluginmanager.register(worker_id, "disttest-worker-id")
+        # A module, because session fixtures cannot be methods.
+        config.pluginmanager.register(spmd_rank, "disttest-worker-id")
 
 
 @hookimpl
@@ -125,8 +127,6 @@ def disttest_world_of(options: RunOptions, host: TargetHost) -> OwnWorld | None:
     """Return a world of N ranks."""
     if not options.ranks_collect:
         return None
-    from disttest.plugins.spmd.collecting import world_of
-
     return world_of(options, host)
 
 
@@ -136,8 +136,7 @@ def disttest_modify_tests(
 ) -> None:
     """Put the world into the ids of tests, and leave hooks of conftest files to the ranks."""
     if options.ranks_collect:
-        from disttest.plugins.spmd.collecting import name_worlds, world_of
-        from disttest.plugins.spmd.suite_hooks import leave_hooks_to_ranks
+        from disttest.plugins.spmd.spmd_rank import leave_hooks_to_ranks
 
         name_worlds(items, world_of(options, host).shape)
         if not config.getoption("disttest_rank"):
@@ -152,3 +151,23 @@ def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
     from disttest.plugins.spmd.spmd_rank import serve_spmd
 
     return serve_spmd
+
+
+def world_of(options: RunOptions, host: TargetHost) -> OwnWorld:
+    """Return the world of each test."""
+    from disttest.runtime.controller.wanted_worlds import OwnWorld
+
+    backend = next(iter(options.backend), host.default_backend())
+    shape = WorldShape(size=SPMD.of(options)[0], backend=backend, device=host.device_for(backend))
+    return OwnWorld(shape=shape, ranks_may_differ=True)
+
+
+def name_worlds(items: Iterable[pytest.Item], shape: WorldShape) -> None:
+    """Put the world into the ids of tests, as for marked tests; the names of the tests stay."""
+    from disttest.runtime.controller.expand import rename
+
+    for item in items:
+        nodeid, parameters = item.nodeid, getattr(getattr(item, "callspec", None), "id", "")
+        base = nodeid.removesuffix(f"[{parameters}]") if parameters else nodeid
+        label = f"{shape}-{parameters}" if parameters else str(shape)
+        rename(item, f"{base}[{label}]", collected_as=nodeid)

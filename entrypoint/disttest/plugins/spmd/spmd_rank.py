@@ -1,11 +1,12 @@
 """A rank of SPMD mode: it has collected under torchrun's environment, and the suite's own harness controls it.
 
 No group is created for it and no state is restored between its tests: process groups, session fixtures and modules
-live as long as its world.
+live as long as its world. The hooks of a suite's conftest files run in each rank, and not in the controller.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -13,10 +14,11 @@ from typing import NoReturn
 import pytest
 
 from disttest.host.process import flush_output, leave
+from disttest.options.environment import environment
 from disttest.plugin_manager import plugin_manager
-from disttest.plugins.spmd.suite_hooks import SuiteSession, is_conftest
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import flight, watchdog
+from disttest.runtime.rank.bridge import OF_REPORTS, remove_hooks
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
 from disttest.runtime.rank.own_port import follow_own_port
 from disttest.runtime.rank.own_store import connect_to_own_store
@@ -25,6 +27,46 @@ from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import watch_waits
 from disttest.testing.world import provide_world
+
+_FINISH = "pytest_sessionfinish"
+
+
+def is_conftest(plugin: object) -> bool:
+    """Return whether a plugin is the module of a conftest file."""
+    return isinstance(plugin, types.ModuleType) and Path(plugin.__file__ or "").name == "conftest.py"
+
+
+def leave_hooks_to_ranks(config: pytest.Config) -> None:
+    """Keep the controller from running the conftest hooks that each rank runs."""
+    remove_hooks(config, (*OF_REPORTS, _FINISH), of=is_conftest)
+
+
+class SuiteSession:
+    """The plugin of one rank that counts its failed tests and ends its session."""
+
+    def __init__(self, session: pytest.Session, failed_before: int) -> None:
+        """Create the plugin.
+
+        Args:
+            session: pytest's session in this rank.
+            failed_before: number of tests that failed in this rank's predecessors: a failure is followed by a new
+                world.
+        """
+        self._session = session
+        session.testsfailed = failed_before
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a failed test as pytest does."""
+        if report.failed and not hasattr(report, "wasxfail"):
+            self._session.testsfailed += 1
+
+    def finish(self) -> None:
+        """Call the ``pytest_sessionfinish`` hooks of conftest files."""
+        manager = self._session.config.pluginmanager
+        others = [plugin for plugin in manager.get_plugins() if not is_conftest(plugin)]
+        status = pytest.ExitCode.TESTS_FAILED if self._session.testsfailed else pytest.ExitCode.OK
+        self._session.exitstatus = status
+        manager.subset_hook_caller(_FINISH, others)(session=self._session, exitstatus=status)
 
 
 def serve_spmd(
@@ -69,3 +111,9 @@ def _refuse_world() -> NoReturn:
         "no world here: with --spmd each test makes its own process group; "
         "run tests that use the fixture world without --spmd"
     )
+
+
+@pytest.fixture(scope="session")
+def worker_id() -> str:
+    """Return the name of the worker of pytest-xdist that is this rank, for suites that use workers as ranks."""
+    return f"gw{environment()['RANK']}"

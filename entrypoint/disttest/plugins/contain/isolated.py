@@ -1,0 +1,234 @@
+"""Isolated tests: their process, which is not a rank, and its supervisor, a world without group and rendezvous.
+
+The supervisor also names the processes that a test started, and those that died during the test.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import psutil
+import pytest
+
+from disttest.clock import monotonic, sleep
+from disttest.host.descendants import end_new_children, is_helper, shown_command, started_children
+from disttest.host.proc import descendants
+from disttest.host.process import (
+    Exit,
+    adopt_orphans,
+    exit_of_zombie,
+    flush_output,
+    leave,
+    send_signal,
+    signal_name,
+)
+from disttest.limits import EVIDENCE_POLL_S, TICK_S
+from disttest.model import TestResult
+from disttest.plugins.contain.fast_spawn import use_fast_spawn
+from disttest.plugins.contain.hooks import FAST_SPAWN
+from disttest.plugins.contain.limits import STARTED_STACKS_S
+from disttest.results.hang_findings import crash_place
+from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
+from disttest.runtime.messages.roles import role_file
+from disttest.runtime.rank import watchdog
+from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
+from disttest.runtime.rank.rank import run_protocol, save, serve_orders, set_up_child, shared_fixtures
+from disttest.runtime.rank.rank_spec import RankSpec
+from disttest.runtime.world.attempt import Attempt, RankProgress
+from disttest.runtime.world.evidence import EvidenceSource, StacksAnswer
+from disttest.runtime.world.judged_attempt import JudgedAttempt
+from disttest.runtime.world.world_supervisor import WorldSupervisor
+
+
+def serve_isolated(
+    spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
+) -> None:
+    """Run tests until the supervisor ends this process or is gone. Never returns."""
+    channel = set_up_child(spec, channel, session.config)
+    adopt_orphans()
+    use_cuda_freely()
+    if FAST_SPAWN.of(spec.settings):
+        use_fast_spawn()
+    serve_orders(spec, channel, session, lambda order: _run(spec, channel, order, session, items))
+    save()
+    leave(0)
+
+
+def _run(
+    spec: RankSpec,
+    channel: Channel,
+    order: RunTest,
+    session: pytest.Session,
+    items: Mapping[str, pytest.Item],
+) -> None:
+    redirect_output(session.config, Path(order.log))
+    register_stacks(spec.stacks)
+    before = started_children()
+    run_protocol(items, order)
+    left = () if shared_fixtures(session) else end_new_children(before)
+    flush_output()
+    leaks = (*left, *watchdog.stop_leftover())
+    channel.send(TestDone(leaks=tuple(map(clean_text, leaks))))
+
+
+class _Descendant(NamedTuple):
+    pid: int
+
+    def signal(self, signum: int) -> None:
+        send_signal(self.pid, signum)
+
+
+_MOST_NAMED = 16
+
+
+class Descendants:
+    """The descendants of a process. Call ``look`` regularly: a dead process reveals little about itself."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._names: dict[int, str] = {}
+        self._known: set[int] = set()
+        """Processes whose name was the same in two scans. A fork has its parent's name until it starts its program."""
+        self._dead: set[int] = set()
+
+    def look(self) -> tuple[str, ...]:
+        """Record all living descendants; return one sentence for each that died badly since and was not waited for."""
+        news = []
+        for pid in sorted(descendants(self._pid)):
+            ended = exit_of_zombie(pid)
+            if ended is None:
+                self._learn(pid)
+            elif pid not in self._dead:
+                self._dead.add(pid)
+                if ended.code != 0:
+                    news.append(self._describe(pid, ended))
+        return tuple(news)
+
+    def describe(self, stacks: Path) -> str:
+        """Describe the living descendants, with the Python stacks of those that answer as their parent does: its forks.
+
+        Args:
+            stacks: the file that all of them write their answers into.
+        """
+        parts = []
+        deadline = monotonic() + STARTED_STACKS_S
+        living = (pid for pid in sorted(descendants(self._pid)) if exit_of_zombie(pid) is None)
+        for pid in islice((pid for pid in living if not is_helper(pid)), _MOST_NAMED):
+            self._learn(pid)
+            name = _with_role(self._names[pid], role_file(stacks, pid))
+            parts.append(f"{name}:\n{_ask(pid, stacks, deadline) or '  (its Python stack is not available)'}")
+        return "\n\n".join(parts)
+
+    def _learn(self, pid: int) -> None:
+        if pid in self._known:
+            return
+        name = _name(pid)
+        if self._names.get(pid) == name:
+            self._known.add(pid)
+        self._names[pid] = name
+
+    def _describe(self, pid: int, ended: Exit) -> str:
+        how = (
+            f"was killed by {signal_name(ended.signal)}" if ended.signal else f"exited with code {ended.code}"
+        )
+        return f"{self._names.get(pid, f'process {pid}')} {how}, and the test did not wait for it"
+
+
+def _with_role(name: str, file: Path) -> str:
+    """Return the name with the role that a spawned process has recorded, in place of its command line."""
+    try:
+        role = file.read_text()
+    except OSError:
+        return name
+    return f"{name.partition(' (')[0]} ({role})"
+
+
+def _name(pid: int) -> str:
+    """Name a process: ``process 12 (rank 1, python -c …)``."""
+    try:
+        rank = psutil.Process(pid).environ().get("RANK", "")
+        command = shown_command(pid)
+    except (psutil.Error, ProcessLookupError):
+        return f"process {pid}"
+    return f"process {pid} ({f'rank {rank}, ' if rank.isdecimal() else ''}{command})"
+
+
+def _ask(pid: int, stacks: Path, deadline: float) -> str:
+    """Return the stacks that one process adds to the file; empty if it has no handler.
+
+    Args:
+        pid: the process.
+        stacks: the file.
+        deadline: end of the wait on the monotonic clock. The process has one tick at least, even if earlier ones
+            have used up the time.
+    """
+    source = EvidenceSource(_Descendant(pid), stacks)
+    if not source.ask_stacks():
+        return ""
+    answer = StacksAnswer(source)
+    deadline = max(deadline, monotonic() + TICK_S)
+    while not answer.is_whole() and monotonic() < deadline:
+        sleep(EVIDENCE_POLL_S)
+    return source.stacks()
+
+
+class IsolatedWorld(WorldSupervisor):
+    """Watches the process of isolated tests and the processes that these start."""
+
+    def _start_ranks(self) -> None:
+        super()._start_ranks()
+        self._below = Descendants(self._ranks.handles[0].child.pid)
+        self._ranks.on_tick = self._look
+        self._ranks.on_evidence = self._ask_below
+
+    def _listen(self) -> socket.socket | None:
+        return None
+
+    def _log_name(self, rank: int) -> str:
+        del rank
+        return "output.log"
+
+    def _judged(self, attempt: Attempt) -> JudgedAttempt:
+        progress = attempt.ranks[0]
+        if progress.death is None and any(report.outcome.is_bad for report in progress.reports):
+            self._ranks.read_crash(progress)  # a process that it started may have crashed
+        return super()._judged(attempt)
+
+    def _look(self) -> None:
+        self._on_shared_memory()
+        self._look_below()
+
+    def _look_below(self) -> None:
+        if (attempt := self._ranks.attempt) is not None:
+            for death in self._below.look():
+                progress = attempt.ranks[0]
+                progress.deaths_below = "; ".join(filter(None, (progress.deaths_below, death)))
+                self._ranks.logs.log(progress.log).append(f"\n[disttest: {death}]\n")
+
+    def _ask_below(self) -> None:
+        if (attempt := self._ranks.attempt) is not None:
+            self._look_below()
+            attempt.ranks[0].below = self._below.describe(Path(self._order.scratch_dir) / "rank0.stacks")
+
+
+def with_deaths(result: TestResult, progress: RankProgress) -> TestResult:
+    """Return the result of a test with the processes of the test that died.
+
+    Args:
+        result: result of the test.
+        progress: progress of the process that ran it.
+    """
+    if not result.outcome.is_bad:
+        return result
+    if progress.death is None and (place := crash_place(progress.crash)):
+        result = msgspec.structs.replace(result, message=f"{result.message} (a process crashed in {place})")
+    if not progress.deaths_below:
+        return result
+    if progress.hung:  # it probably waited for them
+        return msgspec.structs.replace(result, message=f"{progress.deaths_below} ({result.message})")
+    return msgspec.structs.replace(result, notes=(*result.notes, progress.deaths_below))
