@@ -6,8 +6,8 @@ import pytest
 from board_actors import NOWHERE, Stage, group_of
 
 from disttest.observe import Wait, WaitKind
-from disttest.plugins.deadlock import late_peers, layout
-from disttest.plugins.deadlock.late_peers import LatePeers
+from disttest.plugins.deadlock import in_rank, layout
+from disttest.plugins.deadlock.in_rank import LatePeers
 
 BOTH = (0, 1)
 
@@ -33,7 +33,7 @@ class Clock:
 
     @property
     def ticks(self):
-        return round(self.now_s / late_peers.LATE_PEER_POLL_S)
+        return round(self.now_s / in_rank.LATE_PEER_POLL_S)
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def stage():
 @pytest.fixture
 def clock(stage, monkeypatch):
     clock = Clock(stage.ranks[1])
-    monkeypatch.setattr(late_peers, "monotonic", clock.monotonic)
-    monkeypatch.setattr(late_peers, "sleep", clock.sleep)
+    monkeypatch.setattr(in_rank, "monotonic", clock.monotonic)
+    monkeypatch.setattr(in_rank, "sleep", clock.sleep)
     return clock
 
 
@@ -123,7 +123,7 @@ def test_one_that_never_comes_through_is_left_behind(stage, tool, clock, monkeyp
 
     take_down(tool)
 
-    assert late_peers.LATE_PEER_S == pytest.approx(clock.now_s, abs=2 * late_peers.LATE_PEER_POLL_S)
+    assert in_rank.LATE_PEER_S == pytest.approx(clock.now_s, abs=2 * in_rank.LATE_PEER_POLL_S)
 
 
 def test_a_new_test_begins_with_no_groups(stage, tool, clock):

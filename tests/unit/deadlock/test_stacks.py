@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disttest.plugins.deadlock.stacks import confirm_rest, confirm_waits
+from disttest.plugins.deadlock.watch import confirm_rest, confirm_waits
 
 TORCH = "/site-packages/torch"
 OURS = (

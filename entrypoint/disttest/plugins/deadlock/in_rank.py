@@ -3,21 +3,69 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from disttest import observe
-from disttest.observe import ANY_SOURCE, Call, Tool, Wait, WaitKind
+from disttest.clock import monotonic, sleep
+from disttest.observe import ANY_SOURCE, Call, Group, Tool, Wait, WaitKind
 from disttest.plugins.deadlock.board_tool import BoardTool
 from disttest.plugins.deadlock.expect import provide_board
-from disttest.plugins.deadlock.late_peers import LatePeers
-from disttest.plugins.deadlock.layout import Direction
+from disttest.plugins.deadlock.layout import Direction, write_ranks
+from disttest.plugins.deadlock.limits import LATE_PEER_POLL_S, LATE_PEER_S
 from disttest.plugins.deadlock.queued_calls import issued, needs
-from disttest.plugins.deadlock.snapshot import Counts, Snapshot, read_slot
+from disttest.plugins.deadlock.snapshot import Counts, Snapshot, groups_in_the_making, read_slot
 from disttest.runtime.rank.waits import WatchedRank
 
 _NOT_SET = ("", "0", "N", "n", "NO", "no", "FALSE", "false")
 """Values of a switch that torch reads as off."""
+
+
+class LatePeers(Tool):
+    """Delays a rank that destroys a group or exits while another rank is still connecting to a group of its own.
+
+    A test that creates a group and returns may be over in one rank before the others have connected. Gloo then closes
+    its connections, and the others fail (``connectFullMesh … Connection closed by peer``). On a busy machine that
+    happened to one such test in thirty.
+    """
+
+    def __init__(self, peers: Callable[[], Iterable[bytes]]) -> None:
+        """Create the tool of one rank.
+
+        Args:
+            peers: reads the slots of the other ranks on the board.
+        """
+        self._peers = peers
+        self.begin()
+
+    def begin(self) -> None:
+        """Reset for a new test."""
+        self._made: Counter[str] = Counter()
+        """Number of groups that this rank has finished creating, by members."""
+
+    def on_group(self, group: Group, *, made: bool) -> None:
+        """Count a created group."""
+        if made:
+            self._made[write_ranks(group.ranks)] += 1
+
+    def on_wait(self, wait: Wait) -> None:
+        """Wait before a group is destroyed. A wait for a group without members is its destruction."""
+        if wait.kind is WaitKind.GROUP and not wait.ranks:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until no rank is late, within a limit, because a rank may have died meanwhile."""
+        deadline = monotonic() + LATE_PEER_S
+        while self._is_peer_late() and monotonic() < deadline:
+            sleep(LATE_PEER_POLL_S)
+
+    def _is_peer_late(self) -> bool:
+        if not self._made:
+            return False
+        return any(
+            n <= self._made[ranks] for slot in self._peers() for ranks, n in groups_in_the_making(slot)
+        )
 
 
 class WaitingRank(WatchedRank):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disttest.hookspecs import hookimpl, of_pytest
@@ -64,12 +66,28 @@ def disttest_load_parts(config: pytest.Config) -> None:
 
 @of_pytest(wrapper=True, tryfirst=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Import files that are scripts, too, as torch's test files are."""
+    """Import files that are scripts, too: torch's test files are started as ``python FILE``, and may end the process."""
     if not hosts_all(collector.config):
         return (yield)
-    from disttest.plugins.launching_classes.scripts import collect_script
+    import pytest
 
-    return (yield from collect_script(collector))
+    from disttest.runtime.controller.leaving_imports import report_of, staying
+
+    if isinstance(collector, pytest.Module):
+        _find_siblings(collector.path)
+    try:
+        with staying():
+            return (yield)
+    except SystemExit as leaving:
+        return report_of(collector, leaving)
+
+
+def _find_siblings(path: Path) -> None:
+    """Put the folder of a script first on the path, as ``python FILE`` does."""
+    # It stays there, because tests import late.
+    folder = str(path.parent)
+    if folder not in sys.path and b"__main__" in path.read_bytes():
+        sys.path.insert(0, folder)
 
 
 @hookimpl

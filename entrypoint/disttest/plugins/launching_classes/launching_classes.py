@@ -20,7 +20,7 @@ import pytest
 
 from disttest.host.fork_hazard import fork_hazard
 from disttest.plugins.launching_classes.rank_host import ForkHost
-from disttest.plugins.launching_classes.recognise_launching import definitions, launchers, launches_ranks
+from disttest.plugins.launching_classes.recognise import definitions, launchers, launches_ranks
 from disttest.results.exit_codes import TEST_SKIPS, ExitRule
 from disttest.testing.helpers import find_free_port
 from disttest.testing.hosting import RankPipe

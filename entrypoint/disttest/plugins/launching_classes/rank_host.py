@@ -15,16 +15,16 @@ import pytest
 from disttest.clock import monotonic
 from disttest.limits import RANKS_LEAVE_S
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
-from disttest.plugins.launching_classes.account import Account, ChannelPipe
+from disttest.plugins.launching_classes.account import Account, ChannelPipe, thread_records
 from disttest.plugins.launching_classes.inheritance import Inheritance
-from disttest.plugins.launching_classes.raised import thread_records
 from disttest.plugins.launching_classes.rank_starter import RankMain, RankStarter
-from disttest.plugins.launching_classes.ranks import run_once, serve_tests
-from disttest.plugins.launching_classes.reused_rank import serve_requests, settle_for_test
-from disttest.plugins.launching_classes.reused_team import RankRequest, RanksWereUsed, ReusedTeam
+from disttest.plugins.launching_classes.ranks import run_once, serve_requests, serve_tests, settle_for_test
 from disttest.plugins.launching_classes.team import (
     HostedAttempt,
     Rank,
+    RankRequest,
+    RanksWereUsed,
+    ReusedTeam,
     Team,
     blame_for_waiting,
     foreign_record,

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from disttest.descriptors import point_output_at
+from disttest.host.process import flush_output
+from disttest.plugin_manager import plugin_manager
 from disttest.plugins.launching_classes.account import Account, ChannelPipe, run_to_exit_code
-from disttest.runtime.messages.protocol import Channel, TestDone
+from disttest.plugins.launching_classes.inheritance import Inheritance
+from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, Variables, clean_text
 from disttest.runtime.rank import flight, state_snapshot, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely
 from disttest.runtime.rank.log_capture import forget_log_capture
@@ -98,3 +104,117 @@ def _attempt_to(action: Callable[[], None]) -> BaseException | None:
     except BaseException as error:  # noqa: BLE001  # it is reported as the outcome of the test
         return error
     return None
+
+
+def serve_requests(
+    channel: Channel,
+    run: Callable[[RunTest, ChannelPipe], None],
+    inheritance: Inheritance,
+    skips: Mapping[int, str],
+    settle_for: Callable[[RunTest], None],
+) -> TestDone:
+    """Run tests until the main process ends the rank, or until a test has left state behind; return its last message.
+
+    Args:
+        channel: channel to the main process.
+        run: runs the body of a test.
+        inheritance: state inherited from the main process, including the tests' modules.
+        skips: exit codes that mean a skip.
+        settle_for: prepares the rank for a test.
+    """
+    state = _State(inheritance)
+    while (order := next_order(channel)) is not None:
+        settle_for(order)
+        state.apply(order.variables)
+        mine = account_for(channel, None)
+        pipe = ChannelPipe(mine)
+        with sending_warnings(channel):
+            code = _run(lambda: run(order, pipe), mine, state)  # noqa: B023  # called immediately
+        mine.report_end(code, skips)
+        pipe.close()
+        if code not in (0, *skips):
+            return TestDone(exit_code=code)
+        if left := state.left(skipped=code in skips):
+            return TestDone(exit_code=code, leaks=tuple(map(clean_text, left)))
+        channel.send(TestDone(exit_code=code, stays=True))
+    return TestDone(exit_code=0)
+
+
+def settle_for_test(config: pytest.Config, stacks: Path, order: RunTest) -> None:
+    """Prepare the rank like a new one: a separate log, other random numbers, the name of its test."""
+    redirect_output(config, Path(order.log))
+    register_stacks(stacks)
+    os.environ["PYTEST_CURRENT_TEST"] = f"{order.nodeid} (call)"  # noqa: TID251
+    state_snapshot.reseed(int.from_bytes(os.urandom(4), "little"))
+    flight.note_start()
+    begin_waits()
+
+
+class _State:
+    """The state of this process before its first test."""
+
+    def __init__(self, inheritance: Inheritance) -> None:
+        gc.freeze()
+        self._facts = state_snapshot.read_state()
+        self._inheritance = inheritance
+        self.threads: tuple[str, ...] = ()
+        """Threads that Python has ended as it does at exit. It cannot start some kinds of threads again."""
+
+    def apply(self, variables: Variables) -> None:
+        """Apply changes of the main process's environment, which a new rank would inherit."""
+        if variables:
+            self._facts |= state_snapshot.set_variables(variables)
+
+    def left(self, *, skipped: bool) -> tuple[str, ...]:
+        """Describe state that a test has left, after restoring what can be restored."""
+        if skipped:
+            _destroy_groups()
+        if left := (*self.threads, *_group(), *self._modules_changed(), *watchdog.stop_leftover()):
+            return left
+        cleanup = state_snapshot.restore_state(
+            self._facts, self._facts, pristine=self._facts, shared_fixtures=False
+        )
+        if cleanup.kept or cleanup.store_keys:
+            return (*cleanup.kept, *(f"store key {key}" for key in cleanup.store_keys))
+        # Otherwise an object in a reference cycle, such as a group, would be destroyed in the middle of another
+        # test.
+        gc.collect()
+        flush_output()
+        plugin_manager().call("disttest_process_saves")
+        return ()
+
+    def _modules_changed(self) -> tuple[str, ...]:
+        name = self._inheritance.put_back()
+        return (f"another value of {name}",) if name else ()
+
+
+def _run(body: Callable[[], object], account: Account, state: _State) -> int:
+    def end_threads() -> None:
+        others = (each for each in threading.enumerate() if each is not threading.main_thread())
+        # Dummy threads belong to C++; `threading` has no public name for their class (Python 3.11 to 3.13).
+        of_python = [each for each in others if not isinstance(each, threading._DummyThread)]  # noqa: SLF001
+        if of_python:
+            state.threads = tuple(f"thread {each.name}" for each in of_python)
+            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+
+    return run_to_exit_code(body, account, end_threads)
+
+
+def _group() -> tuple[str, ...]:
+    """Return the process group that the test has left, because destroying it may need its peers."""
+    return ("process group (not destroyed)",) if _groups() else ()
+
+
+def _destroy_groups() -> None:
+    """Destroy the groups of a skipped test, as the end of a new rank does. gloo's need no peer for that."""
+    if (backends := _groups()) and all(backend == "gloo" for backend in backends):
+        sys.modules["torch.distributed"].destroy_process_group()
+
+
+def _groups() -> list[str]:
+    """Return the backends of all groups."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return []
+    # torch has no public list of groups (torch 2.9 to 2.15).
+    return [dist.get_backend(group) for group in dist.distributed_c10d._world.pg_map]  # noqa: SLF001

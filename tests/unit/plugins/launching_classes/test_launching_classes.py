@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from disttest.plugins.launching_classes.launching_classes import host_launching_classes
-from disttest.plugins.launching_classes.recognise_launching import launches_ranks, limit_s, most_ranks
+from disttest.plugins.launching_classes.recognise import launches_ranks, limit_s, most_ranks
 
 
 class _Host:

@@ -3,8 +3,7 @@
 import pytest
 
 from disttest.model import Outcome, TestCase
-from disttest.plugins.launching_classes.reused_team import RankRequest, ReusedTeam
-from disttest.plugins.launching_classes.team import HostedAttempt
+from disttest.plugins.launching_classes.team import HostedAttempt, RankRequest, ReusedTeam
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
 from disttest.runtime.world.attempt import RankProgress
 
