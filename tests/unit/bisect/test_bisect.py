@@ -7,9 +7,17 @@ import random
 import pytest
 
 from disttest.errors import UsageError
-from disttest.extras.bisect.command_run import describe
-from disttest.extras.bisect.rule import MOST_AT_ONCE, Bisection, fewest_runs
-from disttest.extras.bisect.search import FIRST_RUNS, Answer, Tried, measure_rate, search
+from disttest.extras.bisect.command import describe
+from disttest.extras.bisect.search import (
+    FIRST_RUNS,
+    MOST_AT_ONCE,
+    Answer,
+    Bisection,
+    Tried,
+    fewest_runs,
+    measure_rate,
+    search,
+)
 
 CONFIDENCE = 0.97
 

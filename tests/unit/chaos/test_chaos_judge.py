@@ -2,9 +2,8 @@
 
 import pytest
 
-from disttest.extras.chaos.case import ChaosCase, Contract, Fault, FaultKind, Survival
+from disttest.extras.chaos.case import ChaosCase, ChaosSeen, Contract, Fault, FaultKind, SeenError, Survival
 from disttest.extras.chaos.contract_judge import ObservedRank, judge_case
-from disttest.extras.chaos.seen import ChaosSeen, SeenError
 from disttest.model import Outcome, RankEnd, RankRecord, SeenCall
 
 STRUCK_S = 100.0

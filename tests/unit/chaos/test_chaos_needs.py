@@ -3,7 +3,7 @@
 import pytest
 
 from disttest.extras.chaos.case import BaselineCall, BaselineRank, Fault, FaultKind
-from disttest.extras.chaos.needs import needing
+from disttest.extras.chaos.fault_plan import needing
 from disttest.model import SeenCall
 
 ALL = (0, 1, 2)

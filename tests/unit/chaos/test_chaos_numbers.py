@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from disttest.extras.chaos.chaos_tool import numbers_of
+from disttest.extras.chaos.in_rank import numbers_of
 
 
 def _words(value: object) -> str:

@@ -15,7 +15,7 @@ from disttest.extras.chaos.case import (
     Survival,
 )
 from disttest.extras.chaos.command import parse_fault, parse_kinds
-from disttest.extras.chaos.contract import contract_of
+from disttest.extras.chaos.fault_items import contract_of
 from disttest.extras.chaos.fault_plan import Wanted, draw
 from disttest.model import Outcome, Section, SeenCall, TestCase, TestResult, WorldShape
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from disttest.extras.chaos.case import ChaosCase, Contract
-from disttest.extras.chaos.chaos_tool import ChaosTool
+from disttest.extras.chaos.in_rank import ChaosTool
 
 
 def told_of(error: BaseException) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from disttest.errors import UsageError
 from disttest.extras.sanitizers.choice import NAMES, Chosen, parse_chosen, show_chosen
-from disttest.extras.sanitizers.table import SANITIZERS
+from disttest.extras.sanitizers.running import SANITIZERS
 
 
 def test_each_name_has_a_row():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from disttest.extras.sanitizers.order.handles import is_thrown_away
+from disttest.extras.sanitizers.order.order_recorder import is_thrown_away
 
 
 def call(*_args: object, **_keywords: object) -> bool:

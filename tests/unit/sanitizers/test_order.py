@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disttest.extras.sanitizers.order.order_findings import OrderFindingKind
 from disttest.extras.sanitizers.order.order_judge import judge_order, limits_of
-from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
 from disttest.extras.sanitizers.order.stream import CallSignature, GroupMaking, Stream, StreamGroup
 from disttest.model import PluginFinding
 from disttest.observe import ANY_SOURCE, Spec

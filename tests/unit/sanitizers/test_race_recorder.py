@@ -9,11 +9,9 @@ import torch
 
 from disttest.extras.sanitizers.race import race_recorder
 from disttest.extras.sanitizers.race.accesses import accesses
-from disttest.extras.sanitizers.race.policy import Policy
-from disttest.extras.sanitizers.race.race_kinds import RaceKind
 from disttest.extras.sanitizers.race.race_recorder import RaceRecorder
-from disttest.extras.sanitizers.race.races import HANDED_OUT
-from disttest.extras.sanitizers.race.windows import is_in_place, open_window, view_of
+from disttest.extras.sanitizers.race.races import HANDED_OUT, RaceKind
+from disttest.extras.sanitizers.race.windows import Policy, is_in_place, open_window, view_of
 from disttest.observe import Call, Group, Site, Wait, WaitKind
 
 ATEN = torch.ops.aten

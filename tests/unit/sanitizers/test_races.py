@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.extras.sanitizers.order.stream import CallSignature, StreamGroup
-from disttest.extras.sanitizers.race.policy import Policy
 from disttest.extras.sanitizers.race.race_judge import judge_races, judge_reports
-from disttest.extras.sanitizers.race.race_kinds import RaceKind
 from disttest.extras.sanitizers.race.race_recorder import edges_of, is_between
-from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
-from disttest.extras.sanitizers.race.strided_views import make_view, share_bytes
+from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, RaceKind, Races, SourceLine
+from disttest.extras.sanitizers.race.windows import Policy, make_view, share_bytes
 from disttest.model import WindowEdge
 from disttest.observe import Call, Group, Site, Spec, Wait, WaitKind
 

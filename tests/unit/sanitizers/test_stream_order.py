@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disttest.extras.sanitizers.race.stream_order import StreamOrder
+from disttest.extras.sanitizers.race.cuda_streams import StreamOrder
 
 DEFAULT, SIDE, OTHER, BACKEND = 0, 1, 2, 9
 CALL = 7

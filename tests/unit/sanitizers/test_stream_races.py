@@ -8,11 +8,11 @@ import torch
 from test_race_recorder import ATEN, Operations, call, wait_for
 
 from disttest.extras.sanitizers.race import cuda_streams, race_recorder
-from disttest.extras.sanitizers.race.policy import Policy
+from disttest.extras.sanitizers.race.cuda_streams import StreamOrder
 from disttest.extras.sanitizers.race.race_judge import judge_races
-from disttest.extras.sanitizers.race.race_kinds import RaceKind
 from disttest.extras.sanitizers.race.race_recorder import RaceRecorder
-from disttest.extras.sanitizers.race.stream_order import StreamOrder
+from disttest.extras.sanitizers.race.races import RaceKind
+from disttest.extras.sanitizers.race.windows import Policy
 from disttest.observe import Group
 
 NCCL = Group(name="0", description="default", ranks=(0, 1), backend="nccl", timeout_s=None, queues=True)

@@ -1,14 +1,26 @@
-"""``disttest bisect``."""
+"""``disttest bisect``: the command, and its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import itertools
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from disttest.cli.purposes import Purpose, serves
+from disttest.errors import ExitCode, UsageError
+from disttest.extras.bisect.hooks import USUAL
+from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import resolve_options
+from disttest.reports.text import count, one_line
+
+if TYPE_CHECKING:
+    from disttest.extras.bisect.search import Answer
 
 
 @serves(Purpose.FAULTS)
@@ -27,6 +39,126 @@ def bisect(pytest_args: Sequence[str], /, test: str, good: str, bad: str, **give
     disttest bisect tests/test_step.py::test_sum v1.2 HEAD
     disttest bisect tests/test_step.py::test_sum v1.2 HEAD --prepare install.sh
     """
-    from disttest.extras.bisect.command_run import run_bisect
-
     return run_bisect(test, good, bad, pytest_args, given)
+
+
+_OWN = ("results", "repeat", "retries", "deadline")
+"""Options of a run that the search decides."""
+
+
+def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given: Mapping[str, Any]) -> int:
+    """Search, print each step and the answer, and return the exit code.
+
+    Raises:
+        UsageError: a commit is wrong, an option makes no sense, or the test does not fail at BAD.
+    """
+    from disttest.extras.bisect.search import search
+    from disttest.extras.bisect.work_tree import TestRuns, commits_between, git, work_tree
+
+    flags = {option.field: given.get(option.field) for option in RUN_OPTIONS}
+    resolve_options(flags)
+    if refused := [f"--{name}" for name in ("repeat", "retries", "deadline") if flags[name]]:
+        raise UsageError(
+            f"leave {refused[0]} out: disttest bisect decides how often the test runs; --most is its limit"
+        )
+    here = Path.cwd()
+    commits = commits_between(here, good, bad)
+    prepare = given["prepare"].absolute() if given["prepare"] else None
+    if prepare is not None and not prepare.is_file():
+        raise UsageError(f"--prepare {given['prepare']} is not a file")
+    results = _new_folder(Path(flags["results"]) if flags["results"] else USUAL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _cancel)  # so that the work tree is removed
+    click.echo(
+        f"bisect: {count(len(commits), 'commit')}, {commits[0][:10]} to {commits[-1][:10]}; results in {results.name}"
+    )
+    with work_tree(here, commits[-1]) as tree:
+        runs = TestRuns(
+            tree,
+            git(here, "rev-parse", "--show-prefix"),
+            _words(test, flags),
+            pytest_args,
+            results,
+            prepare,
+            _environ(flags),
+        )
+        answer = search(
+            len(commits),
+            lambda commit, times, until_failure: runs.run(
+                commits[commit], times, until_failure=until_failure
+            ),
+            lambda line: click.echo(f"bisect: {line}"),
+            rate=given["rate"],
+            confidence=given["confidence"],
+            most=given["most"],
+        )
+    click.echo(
+        "\n".join(
+            describe(answer, [f"{each[:10]} {_subject(here, each)}" for each in _shown(answer, commits)])
+        )
+    )
+    return ExitCode.PASSED if answer.is_decided else ExitCode.FAILED
+
+
+def _new_folder(path: Path) -> Path:
+    """Make the folder, or ``PATH-2`` and so on if it exists: each search keeps the results of its runs."""
+    for number in itertools.count(1):
+        folder = path.with_name(f"{path.name}-{number}") if number > 1 else path
+        try:
+            folder.absolute().mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(
+                f"{folder} cannot be made: {error.strerror}; choose another folder with --results"
+            ) from error
+        return folder.absolute()
+    raise AssertionError
+
+
+def _cancel(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _words(test: str, flags: Mapping[str, str | None]) -> list[str]:
+    forwarded = (
+        option
+        for option in RUN_OPTIONS
+        if flags[option.field] and option.name not in _OWN and not option.secret
+    )
+    return [test, *(f"{option.flag}={flags[option.field]}" for option in forwarded)]
+
+
+def _environ(flags: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment of the runs; secrets are in it, and on no command line."""
+    secret = {option.variable: flags[option.field] for option in RUN_OPTIONS if option.secret}
+    return {**environment(), **{name: value for name, value in secret.items() if value}}
+
+
+def _shown(answer: Answer, commits: Sequence[str]) -> list[str]:
+    return [commits[each] for each in answer.commits[:20]]
+
+
+def _subject(folder: Path, commit: str) -> str:
+    from disttest.extras.bisect.work_tree import git
+
+    return one_line(git(folder, "log", "-1", "--format=%s", commit), 100)
+
+
+def describe(answer: Answer, shown: Sequence[str]) -> list[str]:
+    """The lines of the answer.
+
+    Args:
+        answer: of the search.
+        shown: hash and subject of its commits, the first ones.
+    """
+    runs = count(answer.runs, "run")
+    if answer.is_decided and answer.commits[0] == 0:
+        return [f"GOOD is bad already: {shown[0]} ({100 * answer.probability:.0f} % sure, {runs})"]
+    if answer.is_decided:
+        return [f"first bad commit: {shown[0]} ({100 * answer.probability:.0f} % sure, {runs})"]
+    more = [f"  … and {len(answer.commits) - len(shown)} more"] if len(answer.commits) > len(shown) else []
+    title = (
+        f"not decided after {runs}; the first bad commit is one of {count(len(answer.commits), 'commit')}:"
+    )
+    return [title, *(f"  {line}" for line in shown), *more]

@@ -1,4 +1,4 @@
-"""Data of a chaos test: the fault, the contract, and the baseline run that its result is compared with."""
+"""Data of a chaos test: the fault, the contract, the baseline run, and the observations of the tool in a rank."""
 
 from __future__ import annotations
 
@@ -135,3 +135,27 @@ def baseline_ranks(result: TestResult) -> tuple[BaselineRank, ...]:
     """Return the calls of each rank, where a baseline run counted them."""
     section = result.sections.get(NAME)
     return () if section is None else msgspec.convert(section.data, tuple[BaselineRank, ...])
+
+
+class SeenError(Frozen):
+    """A call or a wait that raised."""
+
+    what: str
+    """Such as ``all_reduce at test_step.py:12``."""
+    text: str
+    """The exception in one line, its class first."""
+    began_s: float
+    """When the rank began to wait, on the monotonic clock, which all processes of a machine share."""
+    ended_s: float
+
+
+class ChaosSeen(Frozen):
+    """Observations of one rank in one test."""
+
+    handed: int = 0
+    """Number of calls handed to the backend."""
+    calls: tuple[BaselineCall, ...] = ()
+    errors: tuple[SeenError, ...] = ()
+    raised: tuple[str, ...] = ()
+    """Class and message of the exceptions that the test raised, the last first."""
+    numbers: dict[str, str] = msgspec.field(default_factory=dict)

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from disttest.extras.chaos.case import NAME, ChaosCase, FaultKind, Survival
-from disttest.extras.chaos.seen import ChaosSeen, SeenError
+from disttest.extras.chaos.case import NAME, ChaosCase, ChaosSeen, FaultKind, SeenError, Survival
 from disttest.model import (
     Outcome,
     PluginFinding,

@@ -3,26 +3,72 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from disttest.extras.chaos.case import NAME, case_of, fault_of
-from disttest.extras.chaos.options import OPTIONS, options_of_fault
+from disttest.extras.chaos.case import NAME, ChaosCase, FaultKind, case_of, fault_of
+from disttest.extras.chaos.limits import DELAY_S, GROUP_S
 from disttest.hookspecs import hookimpl
+from disttest.options.option import Option, rows_of
+from disttest.options.values import COUNT, SECONDS, SWITCH, text
 
 if TYPE_CHECKING:
     import click
     import pytest
 
-    from disttest.extras.chaos.case import ChaosCase
     from disttest.model import TestCase, TestResult
-    from disttest.options.option import Option
     from disttest.reports.reporter import ReportTable
     from disttest.results.fold import RunResult
     from disttest.runtime.rank.rank_test import RankTest
     from disttest.runtime.world.attempt import Attempt
     from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+
+_chaos = rows_of("chaos")
+
+OPTIONS = (
+    _chaos(
+        "fault",
+        text("KIND:RANK:CALL[:during]"),
+        "Try only this fault, such as kill:1:5.",
+        many=True,
+        inputs=(),
+    ),
+    _chaos(
+        "kinds",
+        text("KIND,…"),
+        "Kinds of faults to inject.",
+        default=tuple(FaultKind),
+        otherwise=",".join(FaultKind),
+        inputs=(),
+    ),
+    _chaos(
+        "during", SWITCH, "Inject the fault while the call runs, not before it.", default=False, inputs=()
+    ),
+    _chaos("samples", COUNT, "Try N faults of each test, drawn with --seed.", otherwise="all", inputs=()),
+    _chaos(
+        "group-timeout",
+        SECONDS,
+        "Time limit of process groups in tests with a fault, unless theirs is shorter.",
+        default=GROUP_S,
+        inputs=(),
+    ),
+    _chaos("delay", SECONDS, "Delay of a late rank.", default=DELAY_S, inputs=()),
+)
+
+
+def options_of_fault(case: ChaosCase) -> Iterator[str]:
+    """Yield the arguments with which ``disttest chaos`` tries this fault alone."""
+    fault = case.fault
+    if fault is None:
+        return
+    yield from ("--fault", str(fault))
+    if case.limit_s != GROUP_S:
+        yield from ("--group-timeout", f"{case.limit_s:g}")
+    if case.delay_s != DELAY_S and fault.kind is FaultKind.DELAY:
+        yield from ("--delay", f"{case.delay_s:g}")
+
 
 _MARK = (
     "chaos(kill=..., stop=..., raise_=..., delay=..., recover=False, within_s=1): reaction that disttest chaos "

@@ -7,9 +7,8 @@ from functools import cached_property
 
 import msgspec
 
-from disttest.extras.chaos.case import NAME, BaselineRank, ChaosCase, Fault, FaultKind, fault_of
+from disttest.extras.chaos.case import NAME, BaselineRank, ChaosCase, ChaosSeen, Fault, FaultKind, fault_of
 from disttest.extras.chaos.contract_judge import ObservedRank, judge_case
-from disttest.extras.chaos.seen import ChaosSeen
 from disttest.model import Cause, Outcome, Section, TestResult
 from disttest.results.findings import with_findings, with_section
 from disttest.runtime.world.attempt import Attempt, RankProgress

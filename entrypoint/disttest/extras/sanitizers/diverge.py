@@ -29,7 +29,7 @@ def diverge(
     disttest diverge results-green results              this run against one that was good
     disttest diverge one four --tolerance 1e-5          world size 1 against 4: parameters and their gradients
     """
-    from disttest.extras.sanitizers.compare_runs import print_divergences
+    from disttest.extras.sanitizers.values.divergence import print_divergences
 
     if print_divergences(first, second, test or "", tolerance):
         context.exit(ExitCode.FAILED)

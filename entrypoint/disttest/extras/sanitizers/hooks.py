@@ -66,7 +66,7 @@ def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
 def disttest_load_parts(config: pytest.Config) -> None:
     """Import the recorders and judges."""
     del config
-    from disttest.extras.sanitizers import in_rank, in_world  # noqa: F401
+    from disttest.extras.sanitizers import running  # noqa: F401
 
 
 @hookimpl
@@ -74,9 +74,9 @@ def disttest_rank_configure(rank: Rank) -> None:
     """Start the recorders of the enabled sanitizers."""
     chosen = SANITIZE.of(rank.settings)
     if chosen and not (rank.spans_nodes or rank.is_launched):
-        from disttest.extras.sanitizers.in_rank import Recorders
+        from disttest.extras.sanitizers.running import Recorders
 
-        plugin_manager().add(Recorders(chosen, rank.number), "disttest.sanitizers.in_rank")
+        plugin_manager().add(Recorders(chosen, rank.number), "disttest.sanitizers.recorders")
 
 
 @hookimpl(wrapper=True)
@@ -86,7 +86,7 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult
     chosen = SANITIZE.of(attempt.settings)
     if not chosen or not attempt.has_ranks:
         return result
-    from disttest.extras.sanitizers.in_world import keep_reports, sanitized
+    from disttest.extras.sanitizers.running import keep_reports, sanitized
 
     result = sanitized(result, attempt, chosen)
     keep_reports(attempt, chosen)

@@ -1,7 +1,8 @@
 """The watch over the waits of a running test's ranks: it finds a deadlock as soon as it can be proven.
 
 The board costs a memory comparison five times a second. Only if nothing has changed for a second, and the board
-shows that no rank can continue, are processes examined, and finally the ranks asked for their stacks."""
+shows that no rank can continue, are processes examined, and finally the ranks asked for their stacks.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from disttest.clock import monotonic, sleep
 from disttest.cut_texts import shorten
 from disttest.model import Outcome, RankEnd, RankRecord
 from disttest.own_frames import HARNESS
-from disttest.results.exit_codes import TEST_ERROR, WOKEN
+from disttest.results.exit_codes import WOKEN
 from disttest.results.headline import headline, raised_line
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, Raised, RunStop, clean_text

@@ -17,9 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from disttest.extras.sanitizers.order.exchanges import Exchange, Exchanges, StreamPosition
-from disttest.extras.sanitizers.order.order_findings import make_finding
-from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
-from disttest.extras.sanitizers.order.order_words import at, title
+from disttest.extras.sanitizers.order.order_findings import OrderFindingKind, at, make_finding, title
 from disttest.extras.sanitizers.sanitizer import Consequence
 from disttest.model import PluginFinding
 

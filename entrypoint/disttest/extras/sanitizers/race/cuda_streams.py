@@ -3,18 +3,113 @@
 The trace includes events of C++ code: NCCL, the autograd engine and ``nonzero()`` order streams there, and each one
 missed would be a false finding. torch cannot switch the trace off again. It is therefore switched on by the first call
 over NCCL that this sanitizer sees.
+
+A stream does its work in order. Work that it gets after waiting for an event runs after everything that the event's
+stream had got before recording it. Work that a thread issues after waiting for a stream runs after all of that stream's
+work.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Container
 
 import torch
 from torch.cuda import _gpu_trace
 
-from disttest.extras.sanitizers.race.stream_order import StreamOrder
 from disttest.observe import Wait
+
+
+class _Issuing:
+    """Events on the streams while a call is being issued."""
+
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
+        """Stream of the call: that of its backend, once that has waited for the current one."""
+        self.is_apart = False
+        """Whether the call runs on a stream of its backend."""
+        self.recorded: list[tuple[int, int]] = []
+        """Recorded events and their streams."""
+
+
+class StreamOrder:
+    """Calls that each stream runs after. Streams, events and calls are identified by number."""
+
+    def __init__(self) -> None:
+        self._calls: set[int] = set()
+        """Calls that some stream may not have waited for."""
+        self._behind: defaultdict[int, set[int]] = defaultdict(set)
+        self._before: dict[int, set[int]] = {}
+        """Event -> calls before it."""
+        self._issuing: dict[int, _Issuing] = {}
+        """Thread -> call being issued."""
+        self._waits = 0
+        """Number of times that a stream was made to wait for an event."""
+        self._begun: dict[int, int] = {}
+        """Number of a thread's wait -> ``_waits`` at its beginning."""
+
+    def begin_issue(self, stream: int) -> None:
+        """Note that this thread hands a call to its backend while this stream is current."""
+        self._issuing[threading.get_ident()] = _Issuing(stream)
+
+    def end_issue(self, call: int) -> bool:
+        """Note that the backend has accepted the call. Return whether its stream is known; in a batch it is not."""
+        issuing = self._issuing.pop(threading.get_ident(), None)
+        if issuing is None or not issuing.recorded:
+            return False
+        self._calls.add(call)
+        self._behind[issuing.stream].add(call)
+        for event, stream in issuing.recorded if issuing.is_apart else ():
+            if stream == issuing.stream:
+                self._before[event].add(call)
+        return True
+
+    def record(self, event: int, stream: int) -> None:
+        """Note that a stream recorded an event."""
+        self._before[event] = self._behind[stream] & self._calls
+        if issuing := self._issuing.get(threading.get_ident()):
+            issuing.recorded.append((event, stream))
+
+    def wait(self, event: int, stream: int) -> None:
+        """Note that a stream waits for an event."""
+        self._waits += 1
+        self._behind[stream] |= self._before.get(event, set())
+        issuing = self._issuing.get(threading.get_ident())
+        if issuing is not None and not issuing.is_apart:
+            issuing.stream, issuing.is_apart = stream, True
+
+    def begin_wait(self, number: int) -> None:
+        """Note that a thread begins to wait."""
+        self._begun[number] = self._waits
+
+    def end_wait(self, number: int) -> bool:
+        """Note that the wait is over. Return whether a stream was made to wait meanwhile."""
+        return self._waits > self._begun.pop(number, self._waits)
+
+    def is_behind(self, stream: int, call: int) -> bool:
+        """Whether work that a stream gets now runs after a call."""
+        return call in self._behind[stream]
+
+    def over_with_stream(self, stream: int) -> set[int]:
+        """Return the calls that are complete once a thread has waited for a stream."""
+        return self._behind[stream] & self._calls
+
+    def over_with_event(self, event: int) -> set[int]:
+        """Return the calls that are complete once a thread has waited for an event."""
+        return self._before.get(event, set()) & self._calls
+
+    def over_with_device(self) -> set[int]:
+        """Return the calls that are complete once a thread has waited for the device."""
+        return set(self._calls)
+
+    def keep(self, calls: Container[int]) -> None:
+        """Drop all other calls: they are complete or no longer needed."""
+        self._calls = {call for call in self._calls if call in calls}
+        for behind in self._behind.values():
+            behind &= self._calls
+
 
 _BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from disttest.extras.sanitizers.order.order_words import at, describe
-from disttest.extras.sanitizers.race.race_kinds import RaceKind
-from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
+from disttest.extras.sanitizers.order.order_findings import at, describe
+from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, RaceKind, Races, SourceLine
 from disttest.extras.sanitizers.sanitizer import Judgement
 from disttest.model import PluginFinding, RankCalls, SeenCall, WindowEdge, rank_names
 

@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 
 import disttest
+from disttest.extras.sanitizers.order.order_findings import describe
 from disttest.extras.sanitizers.order.order_recorder import sign
-from disttest.extras.sanitizers.order.order_words import describe
-from disttest.extras.sanitizers.race.policy import Policy
-from disttest.extras.sanitizers.race.race_kinds import RaceKind
-from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
+from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, RaceKind, Races, SourceLine
+from disttest.extras.sanitizers.race.windows import Policy
 from disttest.extras.sanitizers.sanitizer import SanitizerRecorder
 from disttest.observe import Call, Site, Wait, WaitKind, as_text, held_calls, watching_operations
 from disttest.observe.sites import call_site

@@ -1,10 +1,25 @@
-"""Races that a rank has seen in a test, as data."""
+"""Races that a rank has seen in a test, as data, and their kinds."""
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from disttest.extras.sanitizers.order.stream import CallSignature
-from disttest.extras.sanitizers.race.race_kinds import RaceKind
 from disttest.model import Frozen, short_place
+
+
+class RaceKind(StrEnum):
+    """Access between the issue of a call and the wait for it; the value is its word in results and reports."""
+
+    OUTPUT_READ = "output-read"
+    """A tensor that the call writes was read."""
+    OUTPUT_WRITTEN = "output-written"
+    """A tensor that the call writes was written."""
+    INPUT_WRITTEN = "input-written"
+    """A tensor that the call only reads was written."""
+    STORAGE_FREED = "storage-freed"
+    """Memory that the call uses was freed or moved."""
+
 
 HANDED_OUT = "numpy"
 """Name of an access to memory that was handed out and is out of sight."""

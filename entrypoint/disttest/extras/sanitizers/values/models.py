@@ -17,9 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import WeakIdKeyDictionary
 
 from disttest.extras.sanitizers.values.replicas import Evidence, Replicas
-from disttest.extras.sanitizers.values.shape_inference import infers_shapes
 from disttest.extras.sanitizers.values.trace import NOWHERE, Role, TensorPlace, Trust
-from disttest.extras.sanitizers.values.trace_notes import Notes, site_fields
+from disttest.extras.sanitizers.values.trace_notes import Notes, infers_shapes, site_fields
 from disttest.observe import as_text, spec_of
 from disttest.observe.sites import call_site
 

@@ -15,8 +15,12 @@ from disttest.extras.sanitizers.values.observations import (
     subject,
 )
 from disttest.extras.sanitizers.values.trace import NOWHERE, Role, Trust
-from disttest.extras.sanitizers.values.value_findings import both_values, make_finding, places_of
-from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
+from disttest.extras.sanitizers.values.value_findings import (
+    ValueFindingKind,
+    both_values,
+    make_finding,
+    places_of,
+)
 from disttest.model import PluginFinding, rank_names
 
 _GIVING_ALL_THE_SAME = frozenset(

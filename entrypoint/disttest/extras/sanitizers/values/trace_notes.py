@@ -5,11 +5,29 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
+from types import FrameType
 from typing import Any
 
 from disttest.extras.sanitizers.values.digest import read_tensor
 from disttest.extras.sanitizers.values.trace import MOST_ENTRIES, Content, Entry, Role, TensorPlace, Trace
 from disttest.observe import Site, as_text
+
+_PIPELINE_STAGE = "torch.distributed.pipelining.stage"
+_INFERENCES = frozenset({"_shape_inference", "_forward_metadata_inference", "_backward_metadata_inference"})
+"""Methods of a pipeline stage that run its module on uninitialised memory, for the shapes of its outputs."""
+
+
+def infers_shapes() -> bool:
+    """Whether this thread is in one of ``_INFERENCES``."""
+    stage = sys.modules.get(_PIPELINE_STAGE)
+    # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
+    frame: FrameType | None = sys._getframe(1) if stage else None  # noqa: SLF001
+    while frame is not None:
+        if frame.f_code.co_name in _INFERENCES and frame.f_globals is vars(stage):
+            return True
+        frame = frame.f_back
+    return False
+
 
 _LONG_HEAD, _SHORT_HEAD = 4096, 64
 """Bytes of a tensor that are kept verbatim: while there is room, and afterwards."""

@@ -1,8 +1,9 @@
-"""Make findings with the observations of each rank around them."""
+"""Findings of the sanitizer ``values``: kinds, and the observations of each rank around a finding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 
 from disttest.extras.sanitizers.sanitizer import Consequence
 from disttest.extras.sanitizers.values.contents import first_difference
@@ -13,8 +14,21 @@ from disttest.extras.sanitizers.values.observations import (
     describe,
     odd_pair,
 )
-from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
 from disttest.model import PluginFinding, RankCalls, SeenCall
+
+
+class ValueFindingKind(StrEnum):
+    """Kind of a finding; the value is its word in results and reports."""
+
+    OUTPUT = "output"
+    """A collective that gives all ranks the same result gave them different numbers."""
+    PARAMETER = "parameter"
+    """Parameters that should be replicas of each other differ."""
+    BUFFER = "buffer"
+    """A model in DistributedDataParallel was evaluated with different buffers on the ranks."""
+    NONFINITE = "nonfinite"
+    """NaN or infinity got into parameters, or into the result of a reduction."""
+
 
 NAME = "values"
 _BEFORE, _AFTER = 6, 2
