@@ -12,8 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from disttest.extras.doctor.command import doctor
-from disttest.extras.doctor.diagnosis import as_run, render_diagnosis_junit, render_finding, render_json
-from disttest.extras.doctor.examine import Examination, examine, update_quarantine
+from disttest.extras.doctor.examine import (
+    Examination,
+    as_run,
+    examine,
+    render_diagnosis_junit,
+    render_finding,
+    render_json,
+    update_quarantine,
+)
 from disttest.host.devices import detect_machine
 from disttest.host.devices.device_findings import Grade
 from disttest.host.leases.lease import Leaser, Request

@@ -15,7 +15,7 @@ from sample_runs import ASSERTION, EPOCH_S, SampleRun, rank, write_log
 from disttest.cli.main import command
 from disttest.errors import UsageError
 from disttest.extras.explain import limits
-from disttest.extras.explain.scrub import scrub
+from disttest.extras.explain.packet_run import scrub
 from disttest.extras.history.adding import write_record
 from disttest.extras.history.git_facts import CommitFacts
 from disttest.extras.history.records import record_of

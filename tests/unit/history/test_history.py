@@ -24,9 +24,8 @@ from disttest.extras.history.queries import (
     read_timings,
 )
 from disttest.extras.history.rates import wilson
-from disttest.extras.history.shown import show_test
+from disttest.extras.history.shown import report_tables, show_test
 from disttest.extras.history.store import HistoryLocked, reading, writing
-from disttest.extras.history.tables import report_tables
 from disttest.extras.shards.merging import merge
 from disttest.model import Invocation, Outcome, WorldShape
 from disttest.planning.timings import Timings

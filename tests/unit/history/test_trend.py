@@ -14,10 +14,9 @@ from sample_runs import SampleRun
 
 from disttest.cli.report import report
 from disttest.errors import UsageError
+from disttest.extras.history.command import trend
 from disttest.extras.history.shown import sparkline
-from disttest.extras.history.sources import find_runs
-from disttest.extras.history.stored import load_run
-from disttest.extras.history.trend_command import trend
+from disttest.extras.history.sources import find_runs, load_run
 from disttest.extras.history.trend_lines import points_of, print_trend
 from disttest.model import Cause, Outcome
 from disttest.reports import write_reports

@@ -13,8 +13,14 @@ from msgspec.structs import replace
 from disttest.errors import EngineError, UsageError
 from disttest.extras.container.container_environment import choose_environment
 from disttest.extras.container.container_spec import LaunchSpec
-from disttest.extras.container.endpoints import connection_arguments, endpoints
-from disttest.extras.container.engine import EngineFacts, is_passing, read_state, split_tag
+from disttest.extras.container.engine import (
+    EngineFacts,
+    connection_arguments,
+    endpoints,
+    is_passing,
+    read_state,
+    split_tag,
+)
 from disttest.extras.container.gpus import HostGpu
 from disttest.extras.container.launch_host import usable
 from disttest.extras.container.launching import end_of, ran_out_of_memory

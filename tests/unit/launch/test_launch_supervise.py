@@ -11,8 +11,7 @@ import pytest
 from requests import ConnectionError as Disconnected
 
 from disttest.errors import EngineError
-from disttest.extras.container.supervise import supervise
-from disttest.extras.container.switch import Interrupted, SignalSwitch
+from disttest.extras.container.supervise import Interrupted, SignalSwitch, supervise
 
 
 class FakeContainer:

@@ -32,8 +32,14 @@ from disttest.extras.container.ownership import (
     make_lease_folder,
 )
 from disttest.extras.container.prepare import Prepared, prepare
-from disttest.extras.container.supervise import SIGKILL_CODE, ContainerOutcome, supervise
-from disttest.extras.container.switch import Interrupted, SignalSwitch, catch_signals
+from disttest.extras.container.supervise import (
+    SIGKILL_CODE,
+    ContainerOutcome,
+    Interrupted,
+    SignalSwitch,
+    catch_signals,
+    supervise,
+)
 from disttest.extras.container.user_project import Project, read_project
 from disttest.host.proc import ProcessIdentity, this_process
 from disttest.limits import TICK_S

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 import requests
@@ -22,8 +24,51 @@ from disttest.errors import EngineError
 from disttest.extras.container.engine import engine_errors
 from disttest.extras.container.engine_advice import explain
 from disttest.extras.container.limits import CONTAINER_DRAIN_S, CONTAINER_KILL_S, CONTAINER_STOP_S
-from disttest.extras.container.switch import SignalSwitch
 from disttest.model import Frozen
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Interrupted(BaseException):
+    """A signal came before there was a container to forward it to."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class SignalSwitch:
+    """Selects the receiver of signals."""
+
+    def __init__(self) -> None:
+        self._deliver: Callable[[int], None] | None = None
+
+    def deliver_to(self, deliver: Callable[[int], None] | None) -> None:
+        """Hand further signals to a function; raise Interrupted again for None."""
+        self._deliver = deliver
+
+    def ignore(self) -> None:
+        """Ignore further signals."""
+        self._deliver = lambda _signum: None
+
+    def handle(self, signum: int, _frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if self._deliver is None:
+            raise Interrupted(signum)
+        self._deliver(signum)
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[SignalSwitch]:
+    """Catch signals within the context; restore the previous handlers afterwards."""
+    switch = SignalSwitch()
+    before = {signum: signal.signal(signum, switch.handle) for signum in FORWARDED}
+    try:
+        yield switch
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
 
 SIGKILL_CODE = 137
 """Exit code of a container whose process was killed."""

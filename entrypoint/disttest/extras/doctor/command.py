@@ -31,8 +31,13 @@ def doctor(
     compute: str,
 ) -> None:
     """Show what this machine has and prove that it works; exit code 7 if it does not."""
-    from disttest.extras.doctor.diagnosis import print_diagnosis, render_diagnosis_junit, render_json
-    from disttest.extras.doctor.examine import Examination, examine
+    from disttest.extras.doctor.examine import (
+        Examination,
+        examine,
+        print_diagnosis,
+        render_diagnosis_junit,
+        render_json,
+    )
     from disttest.host.leases.lockfiles import usual_directory
     from disttest.host.preflight import Level
     from disttest.options.environment import read_probe

@@ -1,24 +1,174 @@
-"""The work of ``disttest explain --packet`` and ``--format github-issue``."""
+"""Writes packets: ``disttest explain --packet`` and ``--format github-issue``.
+
+A packet has texts, logs and recordings of one test. It leaves the machine, so secrets in its texts are hidden. A run hides
+the values of ``--mask``; this is a second net.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from disttest.cli.stored_run import find_run, read_run, select
 from disttest.errors import UsageError
 from disttest.extras.explain import limits
 from disttest.extras.explain.hooks import ISSUE
-from disttest.extras.explain.packet import history_of, packet_of
-from disttest.extras.explain.packet_files import write_packet
-from disttest.extras.explain.packet_text import issue_body
-from disttest.extras.explain.scrub import scrub
+from disttest.extras.explain.packet import VERSION, LogFile, Packet, history_of, packet_of
+from disttest.extras.explain.packet_text import issue_body, packet_markdown
 from disttest.options.environment import environment
 from disttest.outgoing import outgoing
-from disttest.reports.text import clean
+from disttest.reports.log_excerpts import LogFolder
+from disttest.reports.text import clean, size
 from disttest.results.fold import RunResult, TestOutcome
+from disttest.safe_open import Tree
+
+Scrub = Callable[[str], str]
+_TEXTS = (".log", ".json", ".txt")
+
+
+def write_packet(packet: Packet, outcome: TestOutcome, results_dir: Path, output: Path, scrub: Scrub) -> Path:
+    """Write the packet, all of it or nothing.
+
+    Args:
+        packet: without its files.
+        outcome: of the test, which names its logs.
+        results_dir: directory of the run.
+        output: folder, or archive if it ends in ``.zip``; it must not exist.
+        scrub: hides secrets in a text.
+
+    Raises:
+        UsageError: the place is taken, or cannot be written.
+    """
+    if output.exists() or output.is_symlink():
+        raise UsageError(f"{output} exists; choose another place with --output, or remove it")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".packet-", dir=output.absolute().parent) as folder:
+            inside = Path(folder) / output.stem
+            inside.mkdir()
+            files = tuple(_copy_files(outcome, results_dir, inside, scrub))
+            packet = msgspec.structs.replace(packet, files=files)
+            (inside / "packet.json").write_bytes(encoded(packet, scrub))
+            (inside / "packet.md").write_text(scrub(packet_markdown(packet)), "utf-8", errors="replace")
+            if output.suffix == ".zip":
+                archive = shutil.make_archive(str(Path(folder) / "archive"), "zip", folder, inside.name)
+                Path(archive).rename(output)
+            else:
+                inside.rename(output)
+    except OSError as error:
+        raise UsageError(
+            f"packet {output} cannot be written: {error.strerror}; choose another place with --output"
+        ) from error
+    return output
+
+
+def encoded(packet: Packet, scrub: Scrub) -> bytes:
+    """Encode the packet as JSON. Each text in it is cleaned and scrubbed."""
+    fields = {"version": VERSION, **msgspec.to_builtins(packet)}  # defaults are left out, never the version
+    return msgspec.json.format(msgspec.json.encode(_scrubbed(fields, scrub)), indent=1) + b"\n"
+
+
+def _scrubbed(value: object, scrub: Scrub) -> object:
+    if isinstance(value, str):
+        return scrub(clean(value))
+    if isinstance(value, dict):
+        return {clean(str(name)): _of_name(str(name), item, scrub) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_scrubbed(item, scrub) for item in value]
+    return value
+
+
+def _of_name(name: str, item: object, scrub: Scrub) -> object:
+    """Scrub a value whose name may say that it is secret."""
+    if isinstance(item, str) and item and (whole := scrub(f"{name}={item}")) != f"{name}={item}":
+        return whole.removeprefix(f"{name}=")
+    return _scrubbed(item, scrub)
+
+
+def _copy_files(outcome: TestOutcome, results_dir: Path, inside: Path, scrub: Scrub) -> Iterator[LogFile]:
+    """Copy what lies in the log folders of all attempts of the test."""
+    logs, room = LogFolder(results_dir), limits.TOTAL
+    ranks = {
+        record.log: record.rank for attempt in outcome.attempts for record in attempt.ranks if record.log
+    }
+    folders = {record.rpartition("/")[0] for record in ranks}
+    folders |= {outcome.test.log_folder(attempt.attempt) for attempt in outcome.attempts}
+    for name in _files_below(results_dir, sorted(folders)):
+        copied = _copy(name, results_dir, inside / name, logs, room, scrub)
+        room -= copied.size if copied.path else 0
+        yield msgspec.structs.replace(copied, path=name if copied.path else "", rank=ranks.get(name))
+
+
+def _files_below(results_dir: Path, folders: list[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for folder in folders:
+        for path, below, files in os.walk(results_dir / folder):
+            below.sort()
+            names = (str(Path(path, name).relative_to(results_dir)) for name in sorted(files))
+            yield from (name for name in names if name not in seen and not seen.add(name))  # type: ignore[func-returns-value]
+
+
+def _copy(name: str, results_dir: Path, target: Path, logs: LogFolder, room: int, scrub: Scrub) -> LogFile:
+    """Copy a regular file: a text cut and scrubbed, anything else as it is unless it is too large."""
+    try:
+        fd = Tree(results_dir).open(name)
+    except OSError as error:
+        return LogFile(path="", size=0, why=f"{name}: not copied, {error.strerror}")
+    with os.fdopen(fd, "rb") as source:
+        length = os.fstat(fd).st_size
+        if target.suffix in _TEXTS:
+            excerpt = logs.excerpt(name, head_bytes=limits.LOG_HEAD, tail_bytes=limits.LOG_TAIL)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(scrub(str(excerpt or "")), "utf-8", errors="replace")
+            why = f"{size(excerpt.cut_bytes)} in the middle are cut" if excerpt and excerpt.cut_bytes else ""
+            return LogFile(path=name, size=length, why=why)
+        if length > min(limits.FILE, room):
+            return LogFile(path="", size=length, why=f"{name}: left out, it has {size(length)}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+        return LogFile(path=name, size=length)
+
+
+HIDDEN = "***"
+_KNOWN = (
+    r"\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}",
+    r"\bglpat-[A-Za-z0-9_-]{20,}",
+    r"\bhf_[A-Za-z0-9]{20,}",
+    r"\bsk-[A-Za-z0-9_-]{20,}",
+    r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+    r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+",
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+)
+"""Tokens of GitHub, GitLab, Hugging Face, OpenAI, Slack and AWS; JSON web tokens; private keys."""
+_TOKEN = re.compile("|".join(_KNOWN), re.DOTALL)
+_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_BEARER = re.compile(r"(?i)(?<=\bauthorization: )(bearer|basic|token) \S+")
+# Tests of models are full of numbers of tokens: only the token of something, or a variable in capitals, is a secret.
+_NAMES = (
+    r"(?i:passw(?:or)?d|secret|api[_-]?key|access[_-]?key|private[_-]?key|credential"
+    r"|(?:auth|access|api|refresh|session|bearer)[_-]?token)|[A-Z0-9_]*TOKEN(?![A-Z])"
+)
+# A node id (``test_secret.py::test_x``) and a line of a file (``test_secret.py:1234:``) are no values.
+_NAMED = re.compile(
+    rf"(\b[\w.-]*(?:{_NAMES})[\w.-]*[\"']?\s*[=:](?!:)\s*[\"']?)(?!\d+(?:\W|$))([^\s\"',;&]{{4,}})"
+)
+"""A value behind a name that says that it is secret: ``API_KEY=…``, ``"password": "…"``."""
+
+
+def scrub(text: str) -> str:
+    """Hide the values that the run hides, and all that looks like a secret."""
+    text = _TOKEN.sub(HIDDEN, outgoing.text(text))
+    text = _NAMED.sub(rf"\1{HIDDEN}", _BEARER.sub(rf"\1 {HIDDEN}", text))
+    return _URL.sub(HIDDEN, text)
+
 
 _SHOWN = 5
 

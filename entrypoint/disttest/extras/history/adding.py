@@ -14,9 +14,8 @@ from disttest.extras.history import schema
 from disttest.extras.history.foreign import read_foreign
 from disttest.extras.history.git_facts import CommitFacts
 from disttest.extras.history.records import COLUMNS, RunRecord, Verdict, record_of
-from disttest.extras.history.sources import find_sources, holds_history
+from disttest.extras.history.sources import find_sources, holds_history, load_run
 from disttest.extras.history.store import reading, writing
-from disttest.extras.history.stored import load_run
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Commands ``disttest history add`` and ``disttest history show``."""
+"""Commands ``disttest history add``, ``disttest history show`` and ``disttest trend``."""
 
 from __future__ import annotations
 
@@ -32,3 +32,19 @@ def history(action: str, words: tuple[str, ...], **given: Any) -> None:
         command_run.add([Path(word) for word in words], given)
     else:
         command_run.show(words, given)
+
+
+@serves(Purpose.RESULTS)
+@click.command(cls=ShowingCommand)
+@click.argument("paths", metavar="RESULTS…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@flags("trend")
+def trend(paths: tuple[Path, ...]) -> None:
+    """Compare runs: duration, flake rate and infrastructure rate, oldest run first.
+
+    Each of RESULTS is a results directory, a folder of them, or a history file. `disttest report --history` draws the same.
+    """
+    from rich.console import Console
+
+    from disttest.extras.history.trend_lines import points_of, print_trend
+
+    print_trend(Console(), points_of(paths))

@@ -1,4 +1,4 @@
-"""Commit, branch and project of a run: from the variables of a CI system, or from git."""
+"""Commit, branch and project that a run records: from the variables of a CI system, or from git."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from disttest.extras.history.limits import GIT_S
+from disttest.extras.history.option_rows import FILE
 from disttest.model import Frozen
+from disttest.options.environment import environment
+
+if TYPE_CHECKING:
+    from disttest.cli.run_tests import RunRequest
+
 
 _SYSTEMS = (
     ("GITHUB_SHA", ("GITHUB_HEAD_REF", "GITHUB_REF_NAME"), "GITHUB_REPOSITORY", "github.com/"),
@@ -78,3 +87,13 @@ def _git(folder: Path, *words: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return ended.stdout if ended.returncode == 0 else ""
+
+
+def facts_of(request: RunRequest) -> CommitFacts | None:
+    """Return the facts; None outside of CI in a run without a history, which must not wait for git."""
+    file: Path | None = request.settings[FILE.field]
+    facts = facts_of_ci(environment())
+    if file is None:
+        return facts
+    found = facts or facts_of_git(Path.cwd())
+    return msgspec.structs.replace(found, file=str(file.absolute()))

@@ -31,8 +31,7 @@ def disttest_addoptions() -> Sequence[Option]:
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
     """Add ``disttest history`` and ``disttest trend``."""
-    from disttest.extras.history.command import history
-    from disttest.extras.history.trend_command import trend
+    from disttest.extras.history.command import history, trend
 
     group.add_command(history)
     group.add_command(trend)
@@ -54,7 +53,7 @@ def disttest_prepare_run(request: RunRequest) -> None:
 @hookimpl
 def disttest_run_data(request: RunRequest) -> CommitFacts | None:
     """Record the commit of the run: always in CI, elsewhere if the run has a history."""
-    from disttest.extras.history.run_facts import facts_of
+    from disttest.extras.history.git_facts import facts_of
 
     return facts_of(request)
 
@@ -66,7 +65,7 @@ def disttest_past_runs(run: RunResult) -> Sequence[PastRun]:
 
     if NAME not in run.invocation.data:
         return ()
-    from disttest.extras.history.tables import past_runs_of
+    from disttest.extras.history.shown import past_runs_of
 
     return past_runs_of(run)
 
@@ -80,7 +79,7 @@ def disttest_read_past_runs(path: Path) -> Sequence[PastRun] | None:
         from disttest.extras.history.queries import read_past_runs
 
         return read_past_runs(path)
-    from disttest.extras.history.stored import load_run
+    from disttest.extras.history.sources import load_run
     from disttest.reports.trend import past_run
 
     return [past_run(load_run(path))]
@@ -105,6 +104,6 @@ def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
 
     if NAME not in run.invocation.data:
         return ()
-    from disttest.extras.history.tables import report_tables
+    from disttest.extras.history.shown import report_tables
 
     return report_tables(run)

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from disttest.extras.history.queries import read_points
 from disttest.extras.history.shown import sparkline
-from disttest.extras.history.sources import find_runs, holds_history
-from disttest.extras.history.stored import load_run
+from disttest.extras.history.sources import find_runs, holds_history, load_run
 from disttest.reports.past_runs import Point
 from disttest.reports.text import duration, one_line
 from disttest.reports.trend import percent, point

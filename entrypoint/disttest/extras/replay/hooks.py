@@ -99,7 +99,7 @@ def disttest_needs_new_ranks(world: WorldShape | None, kind: WorldKind, options:
     """Require new ranks: a recording has to include the fixtures and groups of earlier tests."""
     if RECORD.of(options) is RecordRule.OFF:
         return None
-    from disttest.extras.replay.unrecorded import why_unrecorded
+    from disttest.extras.replay.recorded import why_unrecorded
     from disttest.model import WorldKind
 
     by_class = kind in (WorldKind.MAIN, WorldKind.THREADS)
@@ -109,7 +109,7 @@ def disttest_needs_new_ranks(world: WorldShape | None, kind: WorldKind, options:
 @hookimpl
 def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> Sequence[str]:
     """Note the tests that are not recorded."""
-    from disttest.extras.replay.unrecorded import unrecorded
+    from disttest.extras.replay.recorded import unrecorded
 
     return unrecorded(tests, options)
 
@@ -141,7 +141,7 @@ def disttest_run_session(session: pytest.Session) -> bool | None:
 def disttest_load_parts(config: pytest.Config) -> None:
     """Import the recorder, which does not import torch."""
     del config
-    from disttest.extras.replay import in_rank, in_world  # noqa: F401
+    from disttest.extras.replay import in_rank, recorded  # noqa: F401
 
 
 @hookimpl
@@ -160,6 +160,6 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult
     rule = RECORD.of(attempt.settings)
     if rule is RecordRule.OFF:
         return result
-    from disttest.extras.replay.in_world import keep_recordings
+    from disttest.extras.replay.recorded import keep_recordings
 
     return keep_recordings(attempt, result, rule)

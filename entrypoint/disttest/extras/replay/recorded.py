@@ -1,12 +1,21 @@
-"""Ranks whose recording was kept, and the command that replays one of them. Pure functions."""
+"""Which tests are recorded, which recordings are kept, and the command that replays one of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from disttest.model import Section, TestCase, TestResult
+from disttest.extras.replay.hooks import RECORD, RecordRule
+from disttest.model import ALONE, Section, TestCase, TestResult, WorldKind, WorldShape
+from disttest.options.run import RunOptions
+from disttest.planning.backends import CPU
 from disttest.results.findings import with_section
 from disttest.results.repeat import Run, quote
+
+if TYPE_CHECKING:
+    from disttest.runtime.world.judged_attempt import JudgedAttempt
+
 
 NAME = "replay"
 """Name of the plugin."""
@@ -39,3 +48,57 @@ def move_recorded(event: dict[str, Any]) -> None:
     result = event.get("result")
     if isinstance(result, dict) and (ranks := result.pop("recorded", None)):
         result.setdefault("sections", {})[NAME] = {"data": ranks}
+
+
+def why_unrecorded(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str:
+    """Describe the kind of tests that cannot be recorded to which this one belongs; empty if its ranks can be recorded.
+
+    Args:
+        world: world of the test.
+        kind: how the test gets its ranks.
+        options: options of the run.
+    """
+    if world is None or kind is WorldKind.PROCESS:
+        return "without ranks"
+    reasons = {
+        "whose ranks collect the tests": options.ranks_collect,
+        "whose classes start their ranks": kind is not WorldKind.RANKS,
+        "with ranks on GPUs (--device cpu records them over gloo)": world.device != CPU,
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
+def unrecorded(tests: Iterable[TestCase], options: RunOptions) -> list[str]:
+    """Return notes on how many tests leave no recording, and why.
+
+    Args:
+        tests: tests of the run; those without ranks are not counted.
+        options: options of the run.
+    """
+    if RECORD.of(options) is RecordRule.OFF:
+        return []
+    with_ranks = [test for test in tests if test.world is not None]
+    reasons = Counter(why_unrecorded(test.world, test.kind, options) for test in with_ranks)
+    return [
+        f"--record has no effect on {number} of {len(with_ranks)} tests, {why}"
+        for why, number in sorted(reasons.items())
+        if why
+    ]
+
+
+def keep_recordings(attempt: JudgedAttempt, result: TestResult, rule: RecordRule) -> TestResult:
+    """Remove the recordings of a passed test unless all are wanted; otherwise name the recorded ranks in the result."""
+    from disttest.extras.replay.format import SUFFIX
+
+    files = {
+        progress.rank: attempt.log_of(progress.rank).with_suffix(SUFFIX)
+        for progress in attempt.ranks
+        if progress.log
+    }
+    # Every test is recorded: a recording of the retry would show another run, and a rare failure passes then.
+    if rule is RecordRule.FAILURES and not (result.outcome.is_bad or result.findings):
+        for file in files.values():
+            file.unlink(missing_ok=True)
+    # On GPUs the file only states that it cannot be replayed.
+    on_cpus = (attempt.test.world or ALONE).device == "cpu"
+    return with_recorded(result, tuple(rank for rank, file in files.items() if on_cpus and file.is_file()))

@@ -95,8 +95,7 @@ def disttest_addoptions() -> Sequence[Option]:
 def disttest_addcommands(group: click.Group) -> None:
     """Add ``disttest plan`` and ``disttest merge``."""
     from disttest.extras.shards.merge_command import merge_command, write_merged
-    from disttest.extras.shards.plan_collection import collect_for_plan
-    from disttest.extras.shards.plan_command import plan_command
+    from disttest.extras.shards.plan_command import collect_for_plan, plan_command
 
     group.add_command(plan_command(collect_for_plan))
     group.add_command(merge_command(write_merged))

@@ -22,9 +22,8 @@ import msgspec
 
 from disttest.errors import ExitCode, UsageError
 from disttest.extras.shards.shard_ends import ShardEnd, ShardEnds
-from disttest.extras.shards.shard_logs import ShardLogs
 from disttest.extras.shards.shard_plan import VANISHED, Plan, Shard
-from disttest.extras.shards.shard_sources import ShardSource, find_shards, refuse_repeats
+from disttest.extras.shards.shard_sources import ShardLogs, ShardSource, find_shards, refuse_repeats
 from disttest.model import Cause, Hardware, Invocation, ShardSpan, TestCase, TestResult
 from disttest.results.events import (
     AnyEvent,

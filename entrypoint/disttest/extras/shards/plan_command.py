@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,10 +29,48 @@ from disttest.options.flags import ListingCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import RUN_OPTIONS
-from disttest.options.run import RunOptions, by_command, resolve_options
+from disttest.options.run import RunOptions, by_command, filled, resolve_options
+from disttest.planning.backends import is_accelerator
+from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
+from disttest.plugin_manager import plugin_manager
 from disttest.reports.files import write_whole
 from disttest.results.durations import read_timings
+
+
+def collect_for_plan(
+    targets: tuple[str, ...], flags: dict[str, str | None], pytest_args: Sequence[str], gpus: int
+) -> Sequence[TestCase]:
+    """Collect the tests of a plan. A test that cannot be collected would be missing in all shards, so it is an error.
+
+    Args:
+        targets: targets of the plan.
+        flags: options of the runs, by their names for pytest.
+        pytest_args: further arguments for pytest.
+        gpus: GPUs of the largest runner; 0 if unknown.
+
+    Raises:
+        UsageError: a test cannot be collected.
+    """
+    from disttest.runtime.supervisor.listing import collect_tests, for_gpu_runners
+
+    told = any(word.startswith("--disttest-collect-for=") for word in pytest_args)
+    options = resolve_options(flags)
+    plugin_manager().call("disttest_check_collection", options=options)
+    if is_accelerator(options.device) and not told:
+        pytest_args = [*pytest_args, *for_gpu_runners(gpus, options.device)]
+    with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
+        given = filled(flags, Path(folder))
+        collection = collect_tests(resolve_targets(targets), given, pytest_args, Path(folder))
+    if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
+        click.echo(collection.output, err=True)
+        raise UsageError(
+            "some tests could not be collected (see above); fix them, since no shard would run them"
+        )
+    for remark in collection.remarks:
+        warn(remark)
+    return collection.tests
+
 
 PoolSize = Callable[[str, str, str], Size]
 """Function from a scheduler, a partition and the device of the run to the size of the partition."""
