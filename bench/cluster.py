@@ -26,10 +26,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from disttest.extras.cluster.allocations import expected_makespan_s
 from disttest.extras.cluster.client.division import Division, divide, jobs_at_once
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import Capacity
-from disttest.extras.cluster.split import expected_makespan_s
 from disttest.extras.slurm.limits import SLURM_FIRST_POLL_S, SLURM_LONGEST_POLL_S
 from disttest.model import Hardware, Isolation, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.planning.batches import build_batches

@@ -12,7 +12,7 @@ from github_expressions import evaluator
 from github_runner import ActionResult, Runner
 from lab import Lab
 
-from disttest.extras.cluster.protocol.names import this_machine
+from disttest.extras.cluster.protocol.job import this_machine
 from disttest.model import Outcome
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events

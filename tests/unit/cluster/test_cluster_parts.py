@@ -21,9 +21,8 @@ from disttest.extras.cluster.client.node_verdict import (
 )
 from disttest.extras.cluster.node.assignment import find_assignment
 from disttest.extras.cluster.protocol.fingerprint import disagreement
-from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec, dead_names, new_run_id
 from disttest.extras.cluster.protocol.launcher import Capacity, JobOutcome, JobState, LauncherOptions
-from disttest.extras.cluster.protocol.names import dead_names, new_run_id
 from disttest.extras.cluster.protocol.wire import (
     SCHEDULER_ENDED,
     LineReader,

@@ -30,6 +30,6 @@ def disttest_around_run(request: RunRequest) -> AbstractContextManager[Mapping[s
     gpus = emulated_gpus(request.options.device)
     if not gpus:
         return None
-    from disttest.extras.emulated_gpus.emulated_run import emulating
+    from disttest.extras.emulated_gpus.gpu_environment import emulating
 
     return emulating(gpus)

@@ -14,7 +14,7 @@ import msgspec
 
 from disttest.errors import SchedulerError
 from disttest.extras.cluster.protocol.launcher import LauncherOptions
-from disttest.extras.cluster.schedulers.scheduler_command import call
+from disttest.extras.cluster.schedulers.agent_command import call
 from disttest.extras.kubernetes.limits import KUBERNETES_ANSWER_S
 from disttest.extras.kubernetes.objects import ClusterEvent, ListOf, Node, Pod
 from disttest.extras.kubernetes.pods import CLIENT, JOB

@@ -16,7 +16,7 @@ import msgspec
 
 from disttest.errors import SchedulerError
 from disttest.extras.cluster.limits import CLIENT_ALIVE_S, JOB_CANCEL_S
-from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.job import JobSpec, dead_names, new_run_id
 from disttest.extras.cluster.protocol.launcher import (
     Capacity,
     Changed,
@@ -31,7 +31,6 @@ from disttest.extras.cluster.protocol.launcher import (
     RunDescription,
     RunEvent,
 )
-from disttest.extras.cluster.protocol.names import dead_names, new_run_id
 from disttest.extras.cluster.protocol.wire import CancelJob, SetVariables, StillHere, encode_order, is_ours
 from disttest.extras.cluster.schedulers.agent_command import NOT_INSIDE, travelling
 from disttest.extras.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program

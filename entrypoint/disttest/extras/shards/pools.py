@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from disttest.errors import NotEnoughDevices, SchedulerError, UsageError
+from disttest.extras.cluster.allocations import have_gpus, slots_of
 from disttest.extras.cluster.place import Size
 from disttest.extras.cluster.schedulers import SCHEDULERS
-from disttest.extras.cluster.split import have_gpus, slots_of
 from disttest.model import Frozen, TestCase
 
 POOL_FORM = "NAME:GPUS:RUNNERS or NAME:GPUS:RUNNERS:COST, for example gpu8:8:2 or gpu8:8:2:0.40"

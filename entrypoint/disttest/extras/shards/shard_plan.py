@@ -10,8 +10,15 @@ from typing import Any
 import msgspec
 
 from disttest.errors import NotEnoughDevices, UsageError
-from disttest.extras.cluster.allocations import Allocation, NodePool, allocate
-from disttest.extras.cluster.split import expected_makespan_s, have_gpus, slots_of, split_by_time
+from disttest.extras.cluster.allocations import (
+    Allocation,
+    NodePool,
+    allocate,
+    expected_makespan_s,
+    have_gpus,
+    slots_of,
+    split_by_time,
+)
 from disttest.extras.shards.pools import Pool, assign_pools
 from disttest.model import UNREADABLE, Frozen, TestCase
 from disttest.planning.timings import Timings

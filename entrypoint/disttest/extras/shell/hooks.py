@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
     """Add ``disttest completion`` and ``disttest man``."""
-    from disttest.extras.shell.completion import completion
-    from disttest.extras.shell.man import man
+    from disttest.extras.shell.commands import completion, man
 
     group.add_command(completion)
     group.add_command(man)

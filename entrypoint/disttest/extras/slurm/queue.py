@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from disttest.extras.cluster.schedulers.scheduler_command import call
+from disttest.extras.cluster.schedulers.agent_command import call
 from disttest.extras.slurm import words
 from disttest.extras.slurm.limits import SLURM_ANSWER_S, SLURM_FINAL_S
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 
 from disttest.errors import SchedulerError
 from disttest.extras.cluster.limits import JOB_CANCEL_S
-from disttest.extras.cluster.protocol.job import NAME_PREFIX, JobSpec
+from disttest.extras.cluster.protocol.job import NAME_PREFIX, JobSpec, dead_names
 from disttest.extras.cluster.protocol.launcher import (
     Capacity,
     Changed,
@@ -31,11 +31,9 @@ from disttest.extras.cluster.protocol.launcher import (
     RunDescription,
     RunEvent,
 )
-from disttest.extras.cluster.protocol.names import dead_names
 from disttest.extras.cluster.protocol.wire import CancelJob, encode_order, is_ours
-from disttest.extras.cluster.schedulers.agent_command import travelling
+from disttest.extras.cluster.schedulers.agent_command import call, travelling
 from disttest.extras.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
-from disttest.extras.cluster.schedulers.scheduler_command import call
 from disttest.extras.slurm import words
 from disttest.extras.slurm.limits import (
     SLURM_ANSWER_S,

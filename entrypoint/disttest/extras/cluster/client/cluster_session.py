@@ -22,9 +22,8 @@ from disttest.extras.cluster.client.job_recorder import JobRecorder
 from disttest.extras.cluster.client.leasing import LeaseConductor
 from disttest.extras.cluster.client.spanning import SpanningConductor
 from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_here
-from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec, new_run_id
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState, Launcher
-from disttest.extras.cluster.protocol.names import new_run_id
 from disttest.extras.cluster.schedulers.pipes import room_for
 from disttest.host.devices import detect_machine
 from disttest.host.process import Child, signal_name

@@ -1,11 +1,18 @@
-"""A job for a scheduler, as frozen data that travels as JSON."""
+"""A job for a scheduler, as frozen data that travels as JSON.
+
+From the name of a job, another client can determine whether the job's client is alive.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 
+from disttest.host.proc import is_running, this_process
 from disttest.model import Frozen, TestCase
 
 NAME_PREFIX = "disttest-"
@@ -76,3 +83,29 @@ class JobSpec(Frozen):
     def name(self) -> str:
         """Name of the job in the scheduler."""
         return f"{NAME_PREFIX}{self.run_id}-{self.job_id}"
+
+
+_NAME = rf"{NAME_PREFIX}(?P<machine>[0-9a-f]{{10}})-(?P<pid>\d+)-t(?P<started>\d+)(-j\d+.*)?"
+
+
+def this_machine() -> str:
+    """Return a digest of the kernel's boot id and the PID namespace, within which pids are unique."""
+    here = this_process()
+    return hashlib.sha256(f"{here.boot} {here.namespace}".encode()).hexdigest()[:10]
+
+
+def new_run_id() -> str:
+    """Return an id for a run of this process, unique by machine, pid and start time."""
+    process = this_process()
+    return f"{this_machine()}-{process.pid}-t{process.started}"
+
+
+def dead_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the jobs whose client ran on this machine and is gone; the state of other clients is unknown."""
+    machine = this_machine()
+    matches = ((name, re.fullmatch(_NAME, name)) for name in names)
+    return tuple(
+        name
+        for name, match in matches
+        if match and match["machine"] == machine and not is_running(int(match["pid"]), int(match["started"]))
+    )

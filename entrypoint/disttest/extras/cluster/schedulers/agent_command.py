@@ -1,15 +1,37 @@
-"""Command line of an agent, and the variables that are passed to it."""
+"""Commands for schedulers: short calls of theirs with a time limit, and an agent's command line and variables."""
 
 from __future__ import annotations
 
 import fnmatch
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import disttest
 from disttest.extras.cluster.protocol.job import JobSpec
+
+
+def call(
+    argv: Sequence[str], environ: Mapping[str, str], *, limit_s: float, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with a text as its input, and wait for its end.
+
+    Raises:
+        OSError: the command cannot be run. subprocess.TimeoutExpired: it did not end in time, and was killed.
+    """
+    return subprocess.run(
+        list(argv),
+        env=dict(environ),
+        input=text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+        check=False,
+    )
+
 
 ALLOWED = (
     "PATH",
