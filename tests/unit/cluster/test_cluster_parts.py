@@ -35,8 +35,7 @@ from disttest.extras.cluster.protocol.wire import (
 from disttest.extras.cluster.schedulers.agent_command import travelling
 from disttest.extras.cluster.schedulers.local import LocalLauncher
 from disttest.extras.cluster.schedulers.pipes import room_for
-from disttest.extras.slurm.queue import SlurmQueue
-from disttest.extras.slurm.submission import srun_arguments
+from disttest.extras.slurm.submission import SlurmQueue, srun_arguments
 from disttest.extras.slurm.words import (
     end_of,
     parse_capacity,
@@ -451,7 +450,7 @@ class TestQueue:
             said = f"{len(made)}|PENDING|Resources||a\n9|RUNNING|None|n1|b|c\nnonsense\n"
             return subprocess.CompletedProcess(argv, 0, said, "")
 
-        monkeypatch.setattr("disttest.extras.slurm.queue.subprocess.run", run)
+        monkeypatch.setattr("disttest.extras.slurm.submission.subprocess.run", run)
         return made
 
     def test_jobs_share_an_answer_that_is_fresh_enough_for_them(self, calls: list[list[str]]) -> None:
@@ -473,7 +472,7 @@ class TestQueue:
         def run(argv: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
             raise subprocess.TimeoutExpired(argv, 1.0)
 
-        monkeypatch.setattr("disttest.extras.slurm.queue.subprocess.run", run)
+        monkeypatch.setattr("disttest.extras.slurm.submission.subprocess.run", run)
         queue = SlurmQueue({})
         assert queue.line("a", fresh_s=1.0) is None
         assert queue.final_line("a") is None

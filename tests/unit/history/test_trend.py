@@ -15,9 +15,8 @@ from sample_runs import SampleRun
 from disttest.cli.report import report
 from disttest.errors import UsageError
 from disttest.extras.history.command import trend
-from disttest.extras.history.shown import sparkline
+from disttest.extras.history.shown import points_of, print_trend, sparkline
 from disttest.extras.history.sources import find_runs, load_run
-from disttest.extras.history.trend_lines import points_of, print_trend
 from disttest.model import Cause, Outcome
 from disttest.reports import write_reports
 from disttest.reports.trend import point

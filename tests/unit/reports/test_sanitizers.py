@@ -10,7 +10,7 @@ from rendered import render_final
 from sample_runs import SampleRun, rank
 
 from disttest.cli.stored_run import select
-from disttest.extras.explain.explanation import render_explanation
+from disttest.extras.explain.command import render_explanation
 from disttest.extras.sanitizers.choice import words_of
 from disttest.model import Cause, Outcome, PluginFinding, RankCalls, SeenCall
 from disttest.reports.annotations import render_annotations

@@ -45,6 +45,6 @@ def trend(paths: tuple[Path, ...]) -> None:
     """
     from rich.console import Console
 
-    from disttest.extras.history.trend_lines import points_of, print_trend
+    from disttest.extras.history.shown import points_of, print_trend
 
     print_trend(Console(), points_of(paths))

@@ -1,4 +1,4 @@
-"""Render the history: all of it, one test, or a table of the tests that failed or were flaky."""
+"""Render the history: all of it, one test, the tests that failed or were flaky, and the lines of ``disttest trend``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from disttest.errors import DisttestError
 from disttest.extras.history.option_rows import NAME
-from disttest.extras.history.queries import PastVerdict, read_past_runs, read_test
+from disttest.extras.history.queries import PastVerdict, read_past_runs, read_points, read_test
 from disttest.extras.history.rates import describe_rate
-from disttest.reports.past_runs import GREEN, RED, SHOWN_COMMIT, PastRun, when, words_of_streak
+from disttest.extras.history.sources import find_runs, holds_history, load_run
+from disttest.reports.past_runs import GREEN, RED, SHOWN_COMMIT, PastRun, Point, when, words_of_streak
 from disttest.reports.reporter import Cell, ReportTable
 from disttest.reports.text import count, duration, one_line
+from disttest.reports.trend import percent, point
 from disttest.results.fold import RunResult, TestOutcome
 
 MARKS = {
@@ -186,3 +192,57 @@ def _cells(test: TestOutcome, earlier: Sequence[PastRun]) -> tuple[Cell, ...]:
         Cell(letter=MARKS[kind], meaning=f"{kind.replace('_', ' ')}, {each.name}", is_bad=kind == "failed")
         for kind, each in kinds
     )
+
+
+def points_of(paths: Sequence[Path]) -> list[Point]:
+    """Return the figures of the runs in some places, the oldest first.
+
+    Raises:
+        UsageError: a place has no run, or is a history that cannot be used.
+    """
+    points: list[Point] = []
+    runs = []
+    for path in paths:
+        if holds_history(path):
+            points += read_points(path)
+        else:
+            runs += [load_run(folder) for folder in find_runs(path)]
+    points += [point(run) for run in sorted(runs, key=lambda run: run.started_at_s)]
+    return sorted(points, key=lambda each: each.label)
+
+
+def print_trend(console: Console, points: Sequence[Point]) -> None:
+    """Print a line for each run, with the curves below."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("started (UTC)", "run", "result"):
+        table.add_column(name, no_wrap=name != "run", overflow="fold")
+    for name in ("tests", "bad", "time", "flaky", "infra"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in points:
+        table.add_row(*_trend_cells(entry))
+    console.print(table)
+    for name, values in curves(points).items():
+        console.print(Text(f"{name:>12} {sparkline(values)}"))
+
+
+def _trend_cells(entry: Point) -> list[Text]:
+    result = Text("green", style="green") if entry.green else Text("red", style="bold red")
+    return [
+        Text(entry.label),
+        Text(one_line(entry.run_id, 40)),
+        result,
+        Text(f"{entry.tests:,}"),
+        Text(f"{entry.bad:,}" if entry.bad else "·"),
+        Text(duration(entry.duration_s)),
+        Text(percent(entry.flake_rate)),
+        Text(percent(entry.infrastructure_rate)),
+    ]
+
+
+def curves(points: Sequence[Point]) -> dict[str, list[float]]:
+    """Return the three curves of a trend by name."""
+    return {
+        "duration": [entry.duration_s for entry in points],
+        "flake rate": [entry.flake_rate for entry in points],
+        "infra rate": [entry.infrastructure_rate for entry in points],
+    }

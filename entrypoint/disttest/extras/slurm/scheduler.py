@@ -42,8 +42,7 @@ from disttest.extras.slurm.limits import (
     SLURM_LONGEST_POLL_S,
     SLURM_RUNNING_POLL_S,
 )
-from disttest.extras.slurm.queue import SlurmQueue
-from disttest.extras.slurm.submission import srun_arguments
+from disttest.extras.slurm.submission import SlurmQueue, srun_arguments
 from disttest.host.process import signal_name
 from disttest.limits import TICK_S
 

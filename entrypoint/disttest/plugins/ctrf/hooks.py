@@ -19,14 +19,10 @@ def disttest_addreporters() -> Mapping[str, Reporter]:
     """Return ``ctrf.json``."""
     from disttest.reports.reporter import Reporter
 
-    return {"ctrf": Reporter("ctrf.json", _write, load=_load)}
+    return {"ctrf": Reporter("ctrf.json", _write)}
 
 
 def _write(run: RunResult, results_dir: Path, history: Sequence[PastRun], file: BinaryIO) -> None:  # noqa: ARG001
     from disttest.plugins.ctrf.report import ctrf_pieces
 
     file.writelines(ctrf_pieces(run))
-
-
-def _load() -> None:
-    import disttest.plugins.ctrf.report  # noqa: F401

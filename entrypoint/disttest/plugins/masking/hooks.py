@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 from disttest.hookspecs import hookimpl
 from disttest.options.option import Option, of_every_run
 from disttest.options.values import LINES
+from disttest.plugins.masking.masker import SHORTEST, masker
 
 if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
     from disttest.options.run import RunOptions
     from disttest.outgoing import OutputFilter
 
-
-SHORTEST = 4
-"""Characters of the shortest value that is hidden: a shorter one would be found everywhere."""
 
 MASK = of_every_run(
     "mask",
@@ -38,8 +36,6 @@ def disttest_addoptions() -> Sequence[Option]:
 @hookimpl
 def disttest_output_filter() -> OutputFilter:
     """Return the masker of this process."""
-    from disttest.plugins.masking.masker import masker
-
     return masker
 
 
@@ -47,7 +43,6 @@ def disttest_output_filter() -> OutputFilter:
 def disttest_execute_run(request: RunRequest) -> None:
     """Hide the values of the option before this process runs anything, and share them with its children."""
     from disttest.cli.words import warn
-    from disttest.plugins.masking.masker import masker
 
     masker.share()
     if short := masker.hide(MASK.of(request.options)):
@@ -57,7 +52,5 @@ def disttest_execute_run(request: RunRequest) -> None:
 @hookimpl
 def disttest_set_options(options: RunOptions) -> Mapping[str, Any]:
     """Hide the values of the variable in runs of plain pytest."""
-    from disttest.plugins.masking.masker import masker
-
     masker.hide(MASK.of(options))
     return {}

@@ -18,8 +18,9 @@ from urllib.parse import quote, quote_plus
 
 from disttest.descriptors import high_copy, memory_file
 from disttest.outgoing import OutputFilter
-from disttest.plugins.masking.hooks import SHORTEST
 
+SHORTEST = 4
+"""Characters of the shortest value that is hidden: a shorter one would be found everywhere."""
 MASK = "***"
 _MASK = MASK.encode()
 _MOST_HELD = 1 << 16
