@@ -23,8 +23,7 @@ def main() -> None:
 def _run_early() -> int | None:
     """Ask each extra that has a module ``early``; return the exit code of the first one that ran the command."""
     # The modules are found by their files: loading all plugins takes 0.08 s, a third of the command that such an
-    # extra speeds up.
-    # No pathlib here: importing it costs every such command 10 ms.
+    # extra speeds up. No pathlib here: importing it costs every such command 10 ms.
     extras = f"{os.path.dirname(__file__)}/extras"  # noqa: PTH120
     for name in sorted(os.listdir(extras)):  # noqa: PTH208
         if not os.path.isfile(f"{extras}/{name}/early.py"):  # noqa: PTH113

@@ -52,7 +52,7 @@ BROKEN_LEAVE_S = 1.0
 
 EVIDENCE_S = 0.6
 """Time for ranks to report their stacks. Most need a few milliseconds; some cannot answer."""
-# A worker of torch's DataLoader checks its parent every 5 seconds.
+# A worker of torch's DataLoader polls its parent every 5 seconds: https://github.com/pytorch/pytorch/pull/6606
 ORPHANS_S = 6.0
 """Time for helpers of a killed rank to notice its end."""
 NATIVE_STACKS_S = 2.0
@@ -94,6 +94,7 @@ RETRY_LONGEST_PAUSE_S = 30.0
 """Pauses between attempts that a machine spoiled: about half a second at first, doubled each time up to the longest."""
 
 # --- the end of a run, from the inside out: GitHub sends SIGINT, 7.5 s later SIGTERM, 2.5 s later SIGKILL
+# https://github.com/actions/runner/issues/1309
 
 WORLD_POOL_CANCEL_S = 2.5
 """Time for worlds to end cleanly when the run is cancelled."""

@@ -392,8 +392,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if run is not None:
         run.close(session, int(exitstatus))
     if session.config.getoption("disttest_supervised"):
-        # pytest is about to collect garbage twice, to find errors in objects that tests have left. Once finds all
-        # of them among torch's objects.
+        # pytest is about to collect garbage several times, to find errors in objects that tests have left. Once finds
+        # all of them among torch's objects: https://github.com/pytest-dev/pytest/pull/12958
         gc.collect()
         gc.freeze()
 

@@ -44,7 +44,8 @@ _originals: dict[str, Any] = {}
 def check_by_nvml() -> Callable[[], None]:
     """Have torch count GPUs without initialising CUDA in this process; return the function that undoes it."""
     # A value that the user has set stays. NVML lists devices, but does not say whether CUDA works. Ranks and ordinary
-    # tests therefore get torch's own check back: NVML lists GPUs that CUDA may not open.
+    # tests therefore get torch's own check back, as torch's default has it:
+    # https://github.com/pytorch/pytorch/pull/85024
     global _is_ours
     environ = os.environ  # noqa: TID251  # torch reads it at each question
     if _BY_NVML in environ:
@@ -174,8 +175,8 @@ def _wrap(torch: Any) -> None:
 
 def _counting(original: Callable[[], int]) -> Callable[[], int]:
     """Wrap the count of GPUs: without a driver it is 0, and CUDA is not asked."""
-    # Asking CUDA would make forks unusable. A rank that needs a GPU would then report that CUDA cannot be used in
-    # forks, and not that there is no driver.
+    # Asking CUDA would make forks unusable: https://github.com/pytorch/pytorch/pull/15782. A rank that needs a GPU would
+    # then report that CUDA cannot be used in forks, and not that there is no driver.
 
     def count() -> int:
         return original() if _has_driver() else 0

@@ -385,6 +385,8 @@ def spawn_child(
 
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent ends."""
+    # The parent is the thread that forked, which may end before its process:
+    # https://github.com/containers/bubblewrap/issues/692
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # the parent ended before the call took effect
         leave(128 + signal.SIGKILL)

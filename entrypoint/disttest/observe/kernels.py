@@ -6,8 +6,9 @@ tensors. ``redispatch`` releases the GIL while a backend blocks; ``call_boxed`` 
 
 from __future__ import annotations
 
-# Alternatives see less: a dispatch mode misses other threads and makes Dynamo skip frames, patched functions miss
-# C++, and a custom process group misses DDP, FSDP and DTensor.
+# Alternatives see less: a dispatch mode misses other threads and makes Dynamo skip frames
+# (https://github.com/pytorch/pytorch/issues/164143), patched functions miss C++, and a custom process group misses DDP,
+# FSDP and DTensor.
 import contextlib
 import functools
 import threading

@@ -62,6 +62,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Have Dynamo compile as if the mode did not exist. With any other mode it skips frames."""
+        # https://github.com/pytorch/pytorch/pull/161648 added this. Older releases of torch ignore it.
         return True
 
 

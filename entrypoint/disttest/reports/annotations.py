@@ -27,7 +27,8 @@ def render_annotations(run: RunResult) -> str:
 
 
 def _capped(level: str, lines: list[str], noun: str) -> list[str]:
-    # GitHub drops annotations of a step beyond this number without a word.
+    # GitHub drops annotations of a step beyond this number without a message:
+    # https://github.com/actions/toolkit/pull/734
     if len(lines) <= github.MAX_ANNOTATIONS:
         return lines
     rest = count(len(lines) - NAMED, f"more {noun}")

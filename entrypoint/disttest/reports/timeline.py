@@ -142,6 +142,7 @@ def _natural(slot: str) -> tuple[bool, str, int, str]:
     name = slot.rstrip("0123456789")
     number = slot[len(name) :].lstrip("0")
     # By length, not as an integer: a forged name may end in more digits than Python converts.
+    # https://github.com/python/cpython/issues/95778
     return slot == CONTROLLER, name, len(number) if len(slot) > len(name) else -1, number
 
 

@@ -111,8 +111,7 @@ def draw(test: TestCase, baseline: TestResult, wanted: Wanted) -> Drawn:
 
 def _all(ranks: Sequence[BaselineRank], wanted: Wanted) -> Iterator[Fault]:
     # Kinds take turns: after some of them the ranks only wait for a time limit, which leaves the processors to worlds
-    # that
-    # run at the same time.
+    # that run at the same time.
     for rank in ranks:
         for call in range(1, len(rank.calls) + 1):
             for kind in wanted.kinds:

@@ -232,10 +232,9 @@ def observe_test(test: RankTest) -> Generator[None, bool, bool]:
     tool = _tool(test, case)
     result = yield
     # A peer that has failed ends its process, as a program does after an exception. gloo's neighbours of a dead rank
-    # see their
-    # connections break, and the other ranks wait for those neighbours: a failed rank that stays would be one more
-    # silent
-    # rank. The faulty rank does stay, since its peers have to cope with a program that lives on after its own error.
+    # see their connections break, and the other ranks wait for those neighbours: a failed rank that stays would be
+    # one more silent rank. The faulty rank does stay, since its peers have to cope with a program that lives on after
+    # its own error.
     test.leaves = peers and errors.has_failed
     if tool is not None:
         test.report(NAME, tool.report(test.item.user_properties, errors.raised))

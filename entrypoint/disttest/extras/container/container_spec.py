@@ -107,7 +107,8 @@ def _limits(spec: LaunchSpec) -> dict[str, Any]:
         # memswap_limit counts memory and swap together; without it the engine adds as much swap as memory:
         # https://docs.docker.com/engine/containers/resource_constraints/
         limits |= {"mem_limit": spec.memory_bytes, "memswap_limit": spec.memory_bytes}
-    # Without a value the engine's own limit applies (Podman: 2,048).
+    # Without a value the engine's own limit applies. Podman's, 2,048, is reached by a few worlds:
+    # https://github.com/podman-container-tools/podman/pull/16546
     limits["pids_limit"] = spec.pids or -1
     return limits
 
@@ -121,7 +122,8 @@ def _sandbox(spec: LaunchSpec) -> dict[str, Any]:
     if spec.network:
         sandbox["network_mode"] = spec.network
     if spec.read_only:
-        # Docker mounts a tmpfs noexec by default, but torch loads compiled kernels from /tmp.
+        # Docker mounts a tmpfs noexec by default, but torch loads compiled kernels from /tmp:
+        # https://github.com/moby/moby/issues/35890
         sandbox |= {"read_only": True, "tmpfs": {"/tmp": "exec,mode=1777"}}  # noqa: S108 - inside the container
     if spec.gpus.way is not Way.PODMAN:
         sandbox["log_config"] = LogConfig(type="json-file", config={"max-size": "50m", "max-file": "2"})

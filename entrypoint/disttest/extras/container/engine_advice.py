@@ -73,6 +73,7 @@ ENGINE_ADVICE = AdviceTable(
         r"error setting rlimit|ulimit.*operation not permitted|setrlimit `?RLIMIT_",
         "the engine may not raise limits: give its service LimitMEMLOCK=infinity",
     ),
+    # Podman's own packages do not always depend on it: https://github.com/podman-container-tools/podman/issues/4159
     Known(
         "engine-init-missing",
         r"container-init binary not found",

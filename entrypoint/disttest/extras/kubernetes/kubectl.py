@@ -21,8 +21,7 @@ from disttest.extras.kubernetes.pods import CLIENT, JOB
 from disttest.model import UNREADABLE
 
 # kubectl knows all logins of a kubeconfig, merges templates as the cluster does, and matches the cluster's version.
-# The
-# Python client would be a large dependency for six verbs, and each of its streams needs a thread.
+# The Python client would be a large dependency for six verbs, and each of its streams needs a thread.
 
 _T = TypeVar("_T")
 

@@ -2,7 +2,8 @@
 
 The agent is the main process of its pod and ends with its stream, so a killed client leaves no GPU in use. A broken
 stream is not resumed: an agent could not distinguish that from the end of its client. Nothing is read from ``kubectl
-logs``, which stops when a log rotates, and no verdict depends on a pod's phase or exit code.
+logs``, which stops when a log rotates (https://github.com/kubernetes/kubernetes/issues/59902). No verdict depends on a
+pod's phase or exit code.
 """
 
 from __future__ import annotations

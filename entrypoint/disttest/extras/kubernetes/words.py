@@ -171,6 +171,8 @@ def may_be_out_of_memory(pod: Pod) -> bool:
 
     Runtimes report the exit and the kill for want of memory separately, so that the kubelet may show ``Error`` first.
     """
+    # The reason is about any process of the container, not only the one that ended:
+    # https://github.com/kubernetes/kubernetes/issues/104454
     ended = pod.state_of(CONTAINER).terminated
     return ended is not None and ended.exit_code == _KILLED and ended.reason != "OOMKilled"
 

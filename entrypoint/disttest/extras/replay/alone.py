@@ -56,8 +56,7 @@ class _Gloo(type):
         cls, _store: Any, rank: int, size: int, timeout: timedelta | None = None, **_named: Any
     ) -> Any:
         # Groups of torch 2.15 and later ask the backend for rank and size. torch's ``fake`` backend was tried: it has
-        # another
-        # name, and no sequence numbers.
+        # another name, and no sequence numbers.
         # Options of gloo are private (torch 2.9 to 2.15): https://github.com/pytorch/pytorch/pull/56531
         options = _real._Options()  # noqa: SLF001
         options._devices = [_real.create_device(hostname="127.0.0.1", lazy_init=True)]  # noqa: SLF001

@@ -60,8 +60,7 @@ from disttest.runtime.controller.preload import LAZY_PARTS, load_torch
 from disttest.runtime.supervisor.standby import become, stand_by
 
 # A process that has only imported, not a pytest process that stays: state of an earlier run (modules, plugins, caches
-# of
-# fixtures) cannot reach a later one.
+# of fixtures) cannot reach a later one.
 _PRELOADED = (
     *(
         "torch",

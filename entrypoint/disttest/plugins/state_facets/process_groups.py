@@ -140,6 +140,7 @@ def _keys_of_tests() -> Values:
         store = store.underlying_store
     # The request comes from disttest, not from the test.
     with unobserved():
+        # torch 2.9 cannot list keys: https://github.com/pytorch/pytorch/pull/167883
         keys = store.list_keys() if hasattr(store, "list_keys") else ()
     return {key: True for key in keys if not _HARMLESS.search(_PREFIX.sub("", key, count=1))}
 

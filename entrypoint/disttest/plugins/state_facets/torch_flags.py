@@ -133,7 +133,8 @@ def _hooks_of_all(kind: str, module: Any) -> Facet:
 def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
-    # torch refuses to answer after a test has set the precision of one backend only.
+    # torch refuses to answer after a test has set the precision of one backend only:
+    # https://github.com/pytorch/pytorch/issues/179445
     except RuntimeError:
         return "set for one backend"
 

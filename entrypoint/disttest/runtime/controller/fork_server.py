@@ -90,7 +90,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parent, line_fd, ledger, nvml, recipe_file, *modules = arguments
     die_with_parent(int(parent))
     (inherit_stay_off_cuda if nvml else stay_off_cuda)()
-    # A thread pool that an import starts would make the process unsafe to fork.
+    # A thread pool that an import starts would make the process unsafe to fork:
+    # https://github.com/pytorch/pytorch/issues/17199
     undo = import_single_threaded()
     for name in ("pytest", *modules):
         importlib.import_module(name)

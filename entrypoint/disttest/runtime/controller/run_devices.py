@@ -214,7 +214,7 @@ class Devices:
         self.torch = sight.torch
         if sight.trouble:
             self.fork_trouble = f"a fork of this process cannot use CUDA ({sight.trouble})"
-        # CUDA shows a process only one MIG slice.
+        # CUDA shows a process only one MIG slice: https://github.com/pytorch/pytorch/issues/102715
         needed = 1 if self.on_slices else len(self.slots)
         refusal = torch_refusal(self.machine, self.torch, needed=needed)
         if self.probe.compute == "cuda" and refusal:

@@ -15,6 +15,7 @@ from disttest.planning.backends import CPU, backend_named
 #
 # Such a kernel spins until those of its peers run as well. If the blocks of all ranks do not fit on the GPU at the same
 # time, none of them ends: with NCCL's default of up to 32 per rank, four ranks hung on an H200 (132 multiprocessors).
+# https://github.com/NVIDIA/nccl/issues/32
 _BLOCKS = 8
 
 

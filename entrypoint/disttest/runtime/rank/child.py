@@ -174,7 +174,7 @@ def renew_libraries(threads: int) -> None:
         handler.setStream(sys.stderr)
     torch = sys.modules.get("torch")
     if torch is not None:
-        # A fork inherits the size of the pool but not its threads.
+        # A fork inherits the size of the pool but not its threads: https://github.com/pytorch/pytorch/issues/58962
         torch.set_num_threads(threads)
         # The parent may have counted the GPUs under another CUDA_VISIBLE_DEVICES, and torch keeps the count without a
         # public way to reset it (torch 2.9 to 2.15): https://github.com/pytorch/pytorch/issues/95073

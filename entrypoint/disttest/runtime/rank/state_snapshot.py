@@ -207,7 +207,8 @@ def reseed(seed: int) -> None:
     if numpy := loaded("numpy"):
         numpy.random.seed(seed % 2**32)
     if torch := loaded("torch"):
-        # `torch.manual_seed` also records each seed, with a stack, for accelerators that are initialized later.
+        # `torch.manual_seed` also records the seed, with a stack, for accelerators that are initialized later:
+        # https://github.com/pytorch/pytorch/pull/62534
         (torch if _has_accelerator(torch) else torch.default_generator).manual_seed(seed)
 
 

@@ -132,6 +132,7 @@ def _run_pytest(line: socket.socket, at_end: Callable[[], None]) -> NoReturn:
     _carry_mark(orders.environ[MARK_VARIABLE])
     if (numpy := loaded("numpy")) is not None:
         # A new process draws a seed for numpy; a fork must do so explicitly. `random` reseeds itself after a fork.
+        # https://github.com/numpy/numpy/issues/9650
         numpy.random.seed()
     sys.argv = ["", *orders.arguments]
     keep_only_of_settled_sources()
