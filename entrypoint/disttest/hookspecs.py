@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from disttest.cli.run_tests import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
-    from disttest.host.signals import NotedSignals
+    from disttest.host.event_loop import NotedSignals
     from disttest.model import Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings

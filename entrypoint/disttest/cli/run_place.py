@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from disttest.host.signals import NotedSignals
+from disttest.host.event_loop import NotedSignals
 from disttest.model import Invocation, RunPart
 from disttest.options.run import RunOptions
 from disttest.results.directory import ResultsDirectory

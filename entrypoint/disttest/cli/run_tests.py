@@ -19,7 +19,7 @@ from disttest.cli.run_place import PreparedRun, RunPlace
 from disttest.cli.selection import RunSelection, take_selection
 from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn
-from disttest.host.signals import NotedSignals
+from disttest.host.event_loop import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.model import Hardware, Invocation, RunPart
 from disttest.options.environment import environment, remove_from_environment

@@ -15,9 +15,9 @@ import click
 
 from disttest.errors import SetupError, UsageError
 from disttest.host.descendants import kill_descendants
+from disttest.host.event_loop import NotedSignals
 from disttest.host.lines import Lines
 from disttest.host.process import Child, Exit, adopt_orphans, spawn_child
-from disttest.host.signals import NotedSignals
 from disttest.limits import SETUP_S
 from disttest.options.environment import environment
 from disttest.outgoing import outgoing

@@ -28,9 +28,9 @@ from disttest.extras.resident.messages import (
 )
 from disttest.extras.resident.place import short
 from disttest.extras.resident.terms import ForkTerms
+from disttest.host.event_loop import NotedSignals
 from disttest.host.proc import identity_of, process_state
 from disttest.host.process import Child, fork_child, leave, spawn_child
-from disttest.host.signals import NotedSignals
 from disttest.limits import KILL_S
 from disttest.model import Frozen
 from disttest.options.environment import hash_seed

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from disttest.descriptors import MOST_AT_ONCE, memory_file
 from disttest.extras.resident.limits import RESIDENT_ANSWER_S
 from disttest.extras.resident.place import folder_for, is_private, name_for, short
-from disttest.host.signals import NotedSignals
+from disttest.host.event_loop import NotedSignals
 from disttest.limits import KILL_S
 
 if TYPE_CHECKING:

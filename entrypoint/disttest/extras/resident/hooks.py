@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import click
 
     from disttest.cli.run_tests import RunRequest
-    from disttest.host.signals import NotedSignals
+    from disttest.host.event_loop import NotedSignals
     from disttest.options.option import Option
 
 

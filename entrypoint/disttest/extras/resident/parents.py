@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from disttest.cli.words import warn
 from disttest.extras.resident.option_rows import RESIDENT, RESIDENT_IMPORTS
 from disttest.extras.resident.terms import ForkTerms
-from disttest.host.signals import NotedSignals
+from disttest.host.event_loop import NotedSignals
 from disttest.options.environment import environment
 from disttest.reports.text import count, duration
 from disttest.runtime.supervisor.standby import is_standing_by

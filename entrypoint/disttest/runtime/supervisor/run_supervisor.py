@@ -24,10 +24,10 @@ from disttest.clock import monotonic
 from disttest.errors import ExitCode, JournalError
 from disttest.host.compute_threads import asked_threads, single_threaded
 from disttest.host.descendants import kill_descendants
+from disttest.host.event_loop import NotedSignals
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.oom import Shortage
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
-from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S, PYTEST_LEAVE_S, PYTEST_TERM_S, SUPERVISOR_CANCEL_S, TICK_S
 from disttest.model import Frozen, Hardware, Invocation, RunPart
 from disttest.options.environment import hash_seed

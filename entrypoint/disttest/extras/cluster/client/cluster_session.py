@@ -26,8 +26,8 @@ from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec, new
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState, Launcher
 from disttest.extras.cluster.schedulers.pipes import room_for
 from disttest.host.devices import detect_machine
+from disttest.host.event_loop import NotedSignals
 from disttest.host.process import Child, signal_name
-from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S, SUPERVISOR_CANCEL_S, TICK_S
 from disttest.model import Frozen, Invocation
 from disttest.options.registry import RUN_OPTIONS

@@ -47,9 +47,9 @@ from disttest.extras.cluster.protocol.wire import (
     decode_order,
 )
 from disttest.host.descendants import kill_descendants
+from disttest.host.event_loop import NotedSignals
 from disttest.host.lines import Lines
 from disttest.host.process import Child, adopt_orphans, end_all, signal_name
-from disttest.host.signals import NotedSignals
 from disttest.limits import TICK_S
 from disttest.options.environment import add_to_environment
 from disttest.runtime.messages.protocol import Message
