@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import select
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,12 +24,11 @@ import msgspec
 
 import disttest
 from disttest.clock import monotonic
+from disttest.host.event_loop import wait_any
 from disttest.host.lines import Lines
 from disttest.host.process import Exit, PipedChild, die_with_parent, fork_piped, signal_name, start_piped
 from disttest.limits import BOUNDED_KILL_S
 from disttest.model import Frozen
-
-Clock = Callable[[], float]
 
 _PACKAGE_ROOT = Path(disttest.__file__).parent.parent
 
@@ -41,9 +39,6 @@ _BOOTSTRAP = (
 )
 
 _STDERR_TAIL = 8192
-
-_LONGEST_WAIT_S = 3600.0
-"""Longest time-out passed to poll(2) when nothing else bounds the wait."""
 
 
 class ChildEnd(StrEnum):
@@ -98,7 +93,6 @@ class BoundedChild:
         on_line: Callable[[bytes], None] = lambda _: None,
         variables: Mapping[str, str] | None = None,
         fork: bool = False,
-        clock: Clock = monotonic,
     ) -> None:
         """Start the module's function ``main(arguments)`` in a child.
 
@@ -110,11 +104,9 @@ class BoundedChild:
             on_line: called with each line that the child writes.
             variables: environment variables added to those of this process.
             fork: whether the child is a fork of this process, with its imported modules, instead of a new interpreter.
-            clock: a monotonic clock.
         """
         self._on_line = on_line
-        self._clock = clock
-        self._started_s = self._heard_s = clock()
+        self._started_s = self._heard_s = monotonic()
         self._deadline_s = self._started_s + timeout_s
         self._stall_s = stall_s or math.inf
         self._lines = Lines()
@@ -134,9 +126,10 @@ class BoundedChild:
         """Return the descriptors that become readable when the child writes or ends."""
         return () if self.ended else (self._pipe, self._child.fileno())
 
-    def seconds_left(self) -> float:
-        """Return the time until the child is killed if it stays silent."""
-        return max(0.0, min(self._deadline_s, self._heard_s + self._stall_s) - self._clock())
+    @property
+    def killed_s(self) -> float:
+        """Time on the monotonic clock at which the child is killed if it stays silent."""
+        return min(self._deadline_s, self._heard_s + self._stall_s)
 
     def send(self, message: object, *, stall_s: float) -> None:
         """Send work to the child and set the limit for each answer. A child that has ended misses it."""
@@ -149,7 +142,7 @@ class BoundedChild:
     def expect(self, stall_s: float = math.inf) -> None:
         """Set the limit of silence from now on; unlimited without an argument."""
         self._stall_s = stall_s
-        self._heard_s = self._clock()
+        self._heard_s = monotonic()
 
     def close_input(self) -> None:
         """Close the child's input: there is no more work, so it leaves at the end of its input."""
@@ -162,7 +155,7 @@ class BoundedChild:
             if self._child.has_ended():
                 self._read()
                 self._finish(overdue=False)
-            elif self.seconds_left() == 0.0:
+            elif monotonic() >= self.killed_s:
                 self.kill()
         return self.ended
 
@@ -182,7 +175,7 @@ class BoundedChild:
                 return
             if not data:
                 return
-            self._heard_s = self._clock()
+            self._heard_s = monotonic()
             for line in self._lines.feed(data):
                 self._on_line(line)
 
@@ -195,7 +188,7 @@ class BoundedChild:
             end=ChildEnd.STALLED if overdue else _end(how),
             code=how.code,
             signal=how.signal,
-            elapsed_s=self._clock() - self._started_s,
+            elapsed_s=monotonic() - self._started_s,
             stuck=ended is None,
             errors=_tail(self._errors),
         )
@@ -242,18 +235,13 @@ def wait_children(
     *,
     until: Callable[[], bool] = lambda: False,
     timeout_s: float = math.inf,
-    clock: Clock = monotonic,
 ) -> None:
     """Wait until all children have ended, each within its own limits, until a condition holds, or for a time."""
-    deadline_s = clock() + timeout_s
+    until_s = monotonic() + timeout_s
     living = [child for child in children if child.advance() is None]
-    while living and not until() and clock() < deadline_s:
-        poller = select.poll()
-        for child in living:
-            for descriptor in child.descriptors():
-                poller.register(descriptor, select.POLLIN)
-        left_s = min(deadline_s - clock(), *(child.seconds_left() for child in living), _LONGEST_WAIT_S)
-        poller.poll(max(0.0, left_s) * 1000 + 1)
+    while living and not until() and monotonic() < until_s:
+        descriptors = [descriptor for child in living for descriptor in child.descriptors()]
+        wait_any(*descriptors, until_s=min(until_s, *(child.killed_s for child in living)))
         living = [child for child in living if child.advance() is None]
 
 

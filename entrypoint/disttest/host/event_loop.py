@@ -1,10 +1,104 @@
-"""Signals that a supervisor records, so that one loop waits for them and for all other events."""
+"""The event loop: the only module in which processes of disttest wait for several events.
+
+A source is an object whose descriptor becomes readable at an event: a pipe, a socket, a child (at its end), or
+:class:`NotedSignals` (at a signal). :func:`wait_any` waits once and returns the ready sources. :class:`EventLoop` keeps
+sources and calls a function for each ready one. Both take a length, a time on the monotonic clock, or both::
+
+    while child.poll() is None and monotonic() < deadline_s:
+        if pipe in wait_any(child, pipe, timeout_s=TICK_S, until_s=deadline_s):
+            read(pipe)
+"""
+
+# Rules for both:
+#
+# - They are level-triggered: a source with unread data is ready again at the next wait. A function therefore reads one
+#   portion and returns, so that one busy source cannot delay the others.
+# - A signal with a handler does not shorten a wait, unless the handler raises (https://peps.python.org/pep-0475/).
+# - The last messages of a child may still be unread when its pidfd is ready. Read them before you act on its end.
 
 from __future__ import annotations
 
+import math
 import os
+import select
+import selectors
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+from disttest.clock import monotonic
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike as Source
+
+_LONGEST_WAIT_S = 1_000_000.0  # the kernel counts the milliseconds of a wait in 31 bits
+
+
+def wait_any(
+    *sources: Source | None,
+    writable: Iterable[Source] = (),
+    timeout_s: float = math.inf,
+    until_s: float = math.inf,
+) -> list[Source]:
+    """Wait until a source is ready to read from (or write into, if ``writable``); return the ready ones.
+
+    A source that is None is skipped. The list is empty at the end of the time.
+    """
+    wanted = {each: select.POLLIN for each in sources if each is not None}
+    for each in writable:
+        wanted[each] = wanted.get(each, 0) | select.POLLOUT
+    poller = select.poll()
+    for each, events in wanted.items():
+        poller.register(each, events)
+    limit_s = _limit_s(timeout_s, until_s)
+    ready = {fd for fd, _ in poller.poll(None if limit_s is None else limit_s * 1000)}
+    return [each for each in wanted if (each if isinstance(each, int) else each.fileno()) in ready]
+
+
+class EventLoop:
+    """Sources with a function for each, called when the source is ready."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.EpollSelector()
+
+    def __contains__(self, source: Source) -> bool:
+        """Return whether the loop waits for a source."""
+        return source in self._selector.get_map()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the loop: a loop is a source, readable when one of its sources is ready."""
+        return self._selector.fileno()
+
+    def watch(self, source: Source, on_ready: Callable[[], None], *, writing: bool = False) -> None:
+        """Call a function whenever a source is readable, or writable if ``writing``."""
+        events = selectors.EVENT_WRITE if writing else selectors.EVENT_READ
+        self._selector.register(source, events, on_ready)
+
+    def ignore(self, source: Source) -> None:
+        """Stop waiting for a source, before it is closed; do nothing if it is not watched."""
+        # The kernel keeps reporting a closed descriptor of which a fork has a copy:
+        # https://man7.org/linux/man-pages/man7/epoll.7.html (Questions and answers, 6)
+        if source in self:
+            self._selector.unregister(source)
+
+    def wait(self, timeout_s: float = math.inf, *, until_s: float = math.inf) -> bool:
+        """Wait until a source is ready, and call the functions of the ready ones; return whether one was ready."""
+        ready = self._selector.select(_limit_s(timeout_s, until_s))
+        for key, _ in ready:
+            # A function may have ignored a later source, closed it, and watched another one under its number.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+        return bool(ready)
+
+    def close(self) -> None:
+        """Close the loop; the sources stay open."""
+        self._selector.close()
+
+
+def _limit_s(timeout_s: float, until_s: float) -> float | None:
+    """Return the seconds to wait; None without a limit."""
+    limit_s = min(timeout_s, until_s - monotonic())
+    return None if math.isinf(limit_s) else min(max(0.0, limit_s), _LONGEST_WAIT_S)
 
 
 class NotedSignals:

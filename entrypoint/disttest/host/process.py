@@ -9,19 +9,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import struct
 import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import IO, NoReturn
 
 from disttest.clock import monotonic, sleep
 from disttest.descriptors import new_streams, take_descriptors
 from disttest.host.copies import is_copy, note_original
+from disttest.host.event_loop import wait_any
 from disttest.host.proc import stat_of
 from disttest.limits import KILL_S
 from disttest.model import Frozen
@@ -133,15 +133,12 @@ class Child:
 
     def wait(self, timeout_s: float) -> Exit | None:
         """Wait for the end within a limit; return how it ended, or None."""
-        if self.poll() is None:
-            self.has_ended(within_s=timeout_s)
+        wait_all([self], timeout_s)
         return self.poll()
 
     def has_ended(self, *, within_s: float = 0.0) -> bool:
         """Return whether it ends within a time. Its parent may still have to wait for it."""
-        poller = select.poll()
-        poller.register(self._pidfd, select.POLLIN)
-        return bool(poller.poll(max(0.0, within_s) * 1000))
+        return bool(wait_any(self._pidfd, timeout_s=within_s))
 
     def signal(self, signum: int) -> None:
         """Send a signal; do nothing if the child has ended."""
@@ -418,10 +415,10 @@ def end_all(
     """End all children: TERM to all, a common grace period, then KILL; return the survivors."""
     for child in children:
         child.signal(signal.SIGTERM)
-    _wait_all(children, term_grace_s)
+    wait_all(children, term_grace_s)
     for child in children:
         child.signal(signal.SIGKILL)
-    _wait_all(children, kill_limit_s)
+    wait_all(children, kill_limit_s)
     return tuple(child for child in children if child.poll() is None)
 
 
@@ -440,10 +437,12 @@ def kill_overdue(living: Callable[[], Collection[int]], *, orderly_s: float, pol
         sleep(poll_s)
 
 
-def _wait_all(children: Sequence[Child], limit_s: float) -> None:
-    deadline = monotonic() + limit_s
+def wait_all(children: Iterable[Child], limit_s: float) -> None:
+    """Wait for the ends of all children within a common limit."""
+    until_s = monotonic() + limit_s
     for child in children:
-        child.wait(deadline - monotonic())
+        if child.poll() is None:
+            wait_any(child, until_s=until_s)
 
 
 def signal_name(number: int) -> str:

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from disttest.clock import monotonic
 from disttest.cut_texts import shorten
 from disttest.host.descendants import kill_descendants
 from disttest.host.proc import forked_children
-from disttest.host.process import Child, Exit, end_all, signal_name
+from disttest.host.process import Child, Exit, end_all, signal_name, wait_all
 from disttest.limits import RANK_TERM_S, RANKS_LEAVE_S
 from disttest.model import Outcome, RankEnd, RankRecord
 from disttest.plugins.launching_classes.inheritance import Inheritance
@@ -126,9 +125,7 @@ class Team:
         handles = self.supervisor.handles
         for handle in handles:
             handle.channel.send(Leave())
-        deadline = monotonic() + limit_s
-        for handle in handles:
-            handle.child.wait(deadline - monotonic())
+        wait_all((handle.child for handle in handles), limit_s)
         end_all([handle.child for handle in handles], term_grace_s=RANK_TERM_S)
         for rank in self.ranks:
             _ = rank.exitcode  # stores the code: tests may read it later

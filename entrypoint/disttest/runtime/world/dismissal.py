@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from disttest.clock import monotonic
-from disttest.host.process import end_all
+from disttest.host.process import end_all, wait_all
 from disttest.limits import RANK_TERM_S
 from disttest.model import rank_names
 from disttest.runtime.messages.protocol import Leave
@@ -29,10 +28,7 @@ def dismiss(ranks: Supervisor, limit_s: float) -> Dismissal:
     end_all([handle.child for handle in living if handle.gone])
     for handle in living:
         handle.channel.send(Leave())
-    # One deadline for all ranks: they leave in parallel.
-    deadline = monotonic() + limit_s
-    for handle in living:
-        handle.child.wait(deadline - monotonic())
+    wait_all((handle.child for handle in living), limit_s)
     stuck = [handle for handle in living if handle.child.poll() is None]
     slow = [handle.rank for handle in stuck if not _was_killed(ranks.attempt, handle.rank)]
     end_all([handle.child for handle in stuck], term_grace_s=RANK_TERM_S)

@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from disttest.clock import monotonic
-from disttest.host.process import Child, end_all, spawn_child
+from disttest.host.process import Child, end_all, spawn_child, wait_all
 from disttest.limits import NATIVE_STACKS_S, RANK_TERM_S
 
 NATIVE_HEADING = "[disttest: native stacks of rank "
@@ -22,13 +21,10 @@ def native_stacks(children: Sequence[Child], *, limit_s: float | None = None) ->
     program = _find_py_spy()
     if program is None:
         return ["py-spy is not installed: pip install 'dist-tests[native]'"] * len(children)
-    deadline_s = monotonic() + limit_s
     with tempfile.TemporaryDirectory(prefix="disttest-native-") as folder:
         answers = [Path(folder) / f"{child.pid}.txt" for child in children]
         spies = [_spy(program, child, answer) for child, answer in zip(children, answers, strict=True)]
-        # They run in parallel, so one limit covers all of them.
-        for spy in spies:
-            spy.wait(deadline_s - monotonic())
+        wait_all(spies, limit_s)
         late = [spy.poll() is None for spy in spies]
         end_all(spies, term_grace_s=RANK_TERM_S)
         return [
