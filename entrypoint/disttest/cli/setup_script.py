@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
-import time
 from collections import deque
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
+from disttest.clock import monotonic
 from disttest.errors import SetupError, UsageError
 from disttest.host.descendants import kill_descendants
-from disttest.host.event_loop import NotedSignals
+from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.lines import Lines
 from disttest.host.process import Child, Exit, adopt_orphans, spawn_child
 from disttest.limits import SETUP_S
@@ -71,12 +70,12 @@ class _Setup:
 
     def follow(self, signals: NotedSignals | None, limit_s: float) -> int | None:
         """Wait for its end. A signal, an interrupt and the limit kill it and all processes that it started."""
-        until_s = time.monotonic() + limit_s
+        until_s = monotonic() + limit_s
         try:
             while (ended := self._child.poll()) is None:
-                if time.monotonic() >= until_s:
+                if monotonic() >= until_s:
                     self._fail(f"did not end within {limit_s:.0f} s")
-                self._wait(signals, until_s - time.monotonic())
+                wait_any(self._child, signals, self._reader if self._writes else None, until_s=until_s)
                 self._show()
                 if signals and (signum := signals.first()) is not None:
                     return signum
@@ -86,13 +85,6 @@ class _Setup:
         self._show()
         self._judge(ended)
         return None
-
-    def _wait(self, signals: NotedSignals | None, limit_s: float) -> None:
-        poller = select.poll()
-        for one in (self._child, signals, self._reader if self._writes else None):
-            if one is not None:
-                poller.register(one, select.POLLIN)
-        poller.poll(max(0.0, limit_s) * 1000 + 1)
 
     def _show(self) -> None:
         """Print the output so far."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import select
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypedDict
@@ -52,7 +51,7 @@ class Watch:
         self._follower = JournalFollower(journal)
         self._view = view
         self._now = now
-        self._session_ended = False
+        self._session_ended = self._held_back = False
         self._outputs: list[_Output] = []
 
     def outputs(self) -> Outputs:
@@ -63,13 +62,17 @@ class Watch:
         self._outputs = output, errors = [_Output(error=False), _Output(error=True)]
         return {"stdout": output.writer, "stderr": errors.writer}
 
-    def child_started(self, poller: select.poll) -> None:
-        """Close the child's ends of the pipes, and let ``poller`` wait for their output."""
+    def child_started(self) -> None:
+        """Close the child's ends of the pipes."""
         for output in self._outputs:
             os.close(output.writer)
-            poller.register(output.reader, select.POLLIN)
 
-    def look(self, poller: select.poll | None = None) -> None:
+    def readers(self) -> list[int]:
+        """Return the descriptors that become readable when :meth:`look` has output to read."""
+        # Unread output is ready all the time, so while the terminal holds it back the wait would end immediately.
+        return [output.reader for output in self._outputs if not (output.ended or self._held_back)]
+
+    def look(self) -> None:
         """Handle new events and output.
 
         Output that the terminal does not accept is kept. Beyond a limit everything else waits for the terminal, but not
@@ -77,13 +80,15 @@ class Watch:
         """
         behind = outlet() if self._view is not None else None
         stalled_s = behind.stalled_s if behind else 0.0
-        if behind and stalled_s and behind.is_laden:
-            if stalled_s < OUTPUT_STALL_S:
-                return
+        laden = behind is not None and stalled_s > 0 and behind.is_laden
+        self._held_back = laden and stalled_s < OUTPUT_STALL_S
+        if self._held_back:
+            return
+        if laden:
             self._give_up("the terminal accepted no more output")
         # Output printed before the end of pytest's session precedes the events in the view, because pytest's header
         # does. Later output follows them, because pytest's summary does.
-        texts = self._new_texts(poller)
+        texts = self._new_texts()
         # Read before showing, so that the order of output and events is known.
         events = list(self._follower.new_events())
         if any(isinstance(event, RunFinished) for event in events):
@@ -100,7 +105,7 @@ class Watch:
     def child_ended(self) -> None:
         """Handle the remaining output after the child and its descendants have ended."""
         self._handle_all(self._follower.new_events())
-        while texts := self._new_texts(None):
+        while texts := self._new_texts():
             self._show(texts)
         for output in self._outputs:
             os.close(output.reader)
@@ -125,14 +130,9 @@ class Watch:
         for text, error in texts:
             self._call_view(lambda view, text=text, error=error: view.show(text, error=error))  # type: ignore[misc]
 
-    def _new_texts(self, poller: select.poll | None) -> list[tuple[str, bool]]:
+    def _new_texts(self) -> list[tuple[str, bool]]:
         """Read pytest's output; True marks its error output."""
-        texts = [(text, output.error) for output in self._outputs for text in output.read()]
-        for output in self._outputs:
-            if output.ended and poller is not None:
-                with contextlib.suppress(KeyError):
-                    poller.unregister(output.reader)
-        return texts
+        return [(text, output.error) for output in self._outputs for text in output.read()]
 
     def _call_view(self, call: Callable[[RunView], None]) -> None:
         if self._view is None:

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import math
 import os
-import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from disttest.clock import monotonic
 from disttest.errors import ExitCode, JournalError
 from disttest.host.compute_threads import asked_threads, single_threaded
 from disttest.host.descendants import kill_descendants
-from disttest.host.event_loop import NotedSignals
+from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.oom import Shortage
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
@@ -296,22 +295,19 @@ class _Supervisor:
         self._leave_until_s = math.inf
         self._signals = signals
         self._watch = watch
-        self._poller = select.poll()
-        self._poller.register(child, select.POLLIN)
-        self._poller.register(signals, select.POLLIN)
-        watch.child_started(self._poller)
+        watch.child_started()
 
     def wait(self, limit_s: float) -> Ending:
         """Wait until the child ends; end it at ``limit_s`` on the monotonic clock."""
         while True:
-            self._watch.look(self._poller)
+            self._watch.look()
             if (ended := self._child.poll()) is not None:
                 return Ending(exit=ended)
             if monotonic() >= limit_s:
                 return Ending(exit=self._end(), overdue=True)
             if self._is_kept():
                 return self._end_kept()
-            self._pause(limit_s)
+            wait_any(self._child, self._signals, *self._watch.readers(), timeout_s=TICK_S, until_s=limit_s)
             if (signum := self._signals.first()) is not None:
                 return Ending(exit=self._end(), signal=signum)
 
@@ -326,21 +322,17 @@ class _Supervisor:
         ended, finished = self._end(), self._watch.folding.finished
         return Ending(exit=ended if finished is None else Exit(code=finished.exit_code), kept=True)
 
-    def _pause(self, limit_s: float) -> None:
-        self._poller.poll(min(TICK_S, max(0.0, limit_s - monotonic())) * 1000)
-
     def _end(self) -> Exit:
         """Ask pytest to stop, then kill it."""
         # pytest ends the session in order on SIGINT: fixtures are torn down and results written.
         self._child.signal(signal.SIGINT)
         limit_s = monotonic() + SUPERVISOR_CANCEL_S
         while self._child.poll() is None and monotonic() < limit_s:
-            self._watch.look(self._poller)
-            self._pause(limit_s)
+            self._watch.look()
+            wait_any(self._child, self._signals, *self._watch.readers(), timeout_s=TICK_S, until_s=limit_s)
             # Read further signals without effect: the child is being ended already.
             self._signals.first()
-        if self._child.poll() is None:
-            end_all([self._child], term_grace_s=PYTEST_TERM_S)
+        end_all([self._child], term_grace_s=PYTEST_TERM_S)
         return self._child.poll() or Exit(signal=signal.SIGKILL)
 
 

@@ -1,7 +1,6 @@
 """What the command sees of a run: in which order it is shown, and what becomes of it when nobody can be shown anything."""
 
 import os
-import select
 
 import pytest
 from sample_runs import SampleRun
@@ -46,8 +45,7 @@ def run(tmp_path):
     watch = Watch(journal.path, view, journal.now)
     streams = watch.outputs()
     ours = os.dup(streams["stdout"]), os.dup(streams["stderr"])
-    poller = select.poll()
-    watch.child_started(poller)
+    watch.child_started()
     yield journal, view, watch, ours
     journal.close()
 
@@ -113,7 +111,7 @@ def test_one_child_may_come_after_another(run):
     watch.child_ended()
     second = watch.outputs()
     os.write(second["stdout"], b"header")
-    watch.child_started(select.poll())
+    watch.child_started()
     journal.append(SampleRun().events[0])
     watch.look()
     watch.child_ended()
@@ -149,9 +147,11 @@ def test_once_much_is_kept_the_run_waits_and_the_view_is_given_up_in_the_end(run
     os.write(out, b"more")
     watch.look()
     assert [] == view.said and not watch.trouble
+    assert [] == watch.readers(), "a wait for output that is not read would end immediately"
 
     monkeypatch.setattr(unread, "_last_s", unread._last_s - OUTPUT_STALL_S)
     watch.look()
 
     assert "the terminal accepted no more output" == watch.trouble
     assert view.closed
+    assert 2 == len(watch.readers())
