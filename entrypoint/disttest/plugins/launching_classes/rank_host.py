@@ -392,14 +392,14 @@ class ForkHost:
                 if isinstance(message, Cancel):
                     attempt.cancel(message.reason, monotonic())
             if self._channel.closed_by_peer:
-                supervisor.ignore(self._channel)
+                supervisor.loop.ignore(self._channel)
                 attempt.cancel("the world is gone", monotonic())
 
-        supervisor.watch_also(self._channel, on_message)
+        supervisor.loop.watch(self._channel, on_message)
         try:
             yield
         finally:
-            supervisor.ignore(self._channel)
+            supervisor.loop.ignore(self._channel)
 
     def _raise_outcome(self, records: Sequence[RankRecord], rule: ExitRule) -> None:
         if self._stop is not None:

@@ -177,7 +177,8 @@ class Controller(Listener):
             for batch in self._scheduler.stranded():
                 self._give_up(batch)
             # The only place where the controller waits.
-            self._pool.wait(self._wait_s(), also=self._device_health.descriptors())
+            descriptors = self._device_health.descriptors()
+            self._pool.wait(self._wait_s(), until_s=self._deadline_s or math.inf, also=descriptors)
             self._live.look()
             self._device_health.advance(
                 [slot.name for world in self._pool.running.values() for slot in world.slots]
@@ -189,10 +190,7 @@ class Controller(Listener):
     def _wait_s(self) -> float:
         idle_s = TICK_S if self._live.is_following else IDLE_S
         spare_s = self._spare.wait_s if self._spare is not None else idle_s
-        wait_s = min(idle_s, spare_s, self._retries.due_in_s(), self._device_health.wait_s)
-        if self._deadline_s is None:
-            return wait_s
-        return min(wait_s, self._deadline_s - monotonic())
+        return min(idle_s, spare_s, self._retries.due_in_s(), self._device_health.wait_s)
 
     def _stop_if_asked(self) -> None:
         session = self._session

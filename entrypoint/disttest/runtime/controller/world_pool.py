@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
-import selectors
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from disttest.clock import monotonic
 from disttest.errors import ProtocolError
 from disttest.host.descendants import children_of, kill_descendants
+from disttest.host.event_loop import EventLoop, wait_any
 from disttest.host.garbage import is_frozen
 from disttest.host.huge_pages import before_forks
 from disttest.host.oom import own_cgroups
@@ -37,7 +38,6 @@ from disttest.runtime.messages.protocol import (
 )
 from disttest.runtime.rank import state_snapshot
 from disttest.runtime.rank.child import send_output_to
-from disttest.runtime.world.rank_handles import HasFileno
 from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor, make_world
 
 WorldMaker = Callable[[WorldOrder, Channel, RankStarter, Callable[[], float]], WorldSupervisor]
@@ -131,7 +131,7 @@ class WorldPool:
 
     def __init__(self, listener: Listener, helpers: Callable[[], Iterable[int]] = tuple) -> None:
         self._listener = listener
-        self._selector = selectors.DefaultSelector()
+        self.loop = EventLoop()
         self._spared: set[int] = set()
         self._helpers = helpers
         self.running: dict[str, LiveWorld] = {}
@@ -159,7 +159,7 @@ class WorldPool:
             self.end_all("the run was interrupted")
             kill_descendants(spare=self._spared)
             adopt_orphans(enabled=False)
-            self._selector.close()
+            self.loop.close()
 
     def start(
         self,
@@ -184,29 +184,17 @@ class WorldPool:
             overdue_s=monotonic() + order.settings.unless_debugged(WORLD_START_S) + WORLD_SILENCE_S,
         )
         self.running[world.world_id] = world
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(world))
+        self.loop.watch(ours, lambda: self._hear(world))
         # A pidfd becomes readable when its process ends, whatever happened to the channel.
-        self._selector.register(child, selectors.EVENT_READ, lambda: self._record_exit(world))
+        self.loop.watch(child, lambda: self._record_exit(world))
         return world
 
-    def watch_also(self, line: HasFileno, on_readable: Callable[[], None]) -> None:
-        """Wait for another descriptor in the same loop."""
-        self._selector.register(line, selectors.EVENT_READ, on_readable)
-
-    def wait(self, timeout_s: float, also: Iterable[int] = ()) -> None:
-        """Handle events for at most ``timeout_s`` seconds, or until one of the ``also`` descriptors is readable."""
-        others = tuple(also)
-        for descriptor in others:
-            self._selector.register(descriptor, selectors.EVENT_READ, _nothing)
-        try:
-            happened = self._selector.select(max(0.0, timeout_s))
-        finally:
-            for descriptor in others:
-                self._selector.unregister(descriptor)
-        for key, _ in happened:
-            # A callback may have ended a world whose other descriptor is in the same batch of events.
-            if key.fd in self._selector.get_map():
-                key.data()
+    def wait(
+        self, timeout_s: float = math.inf, *, until_s: float = math.inf, also: Iterable[int] = ()
+    ) -> None:
+        """Wait for events of worlds, or until an ``also`` descriptor is readable, and handle those of worlds."""
+        wait_any(self.loop, *also, timeout_s=timeout_s, until_s=until_s)
+        self.loop.wait(0)
         self._end_silent()
 
     def _end_silent(self) -> None:
@@ -225,9 +213,9 @@ class WorldPool:
         self.is_ending = True
         for world in self.running.values():
             world.channel.send(Cancel(reason=reason))
-        deadline = monotonic() + WORLD_POOL_CANCEL_S
-        while self.running and monotonic() < deadline:
-            self.wait(deadline - monotonic())
+        until_s = monotonic() + WORLD_POOL_CANCEL_S
+        while self.running and monotonic() < until_s:
+            self.wait(until_s=until_s)
         end_all([world.child for world in self.running.values()])
         while self.running:
             self.wait(TICK_S)
@@ -240,10 +228,8 @@ class WorldPool:
             messages = ()
         for message in messages:
             self._on_message(world, message)
-        if (
-            world.channel.closed_by_peer or world.failure
-        ) and world.channel.fileno() in self._selector.get_map():
-            self._selector.unregister(world.channel)
+        if world.channel.closed_by_peer or world.failure:
+            self.loop.ignore(world.channel)
         if world.failure:
             # SIGTERM first, so that the world can end its ranks.
             end_all([world.child], term_grace_s=WORLD_TERM_S)
@@ -269,13 +255,10 @@ class WorldPool:
 
     def _record_exit(self, world: LiveWorld) -> None:
         with contextlib.suppress(BlockingIOError):
-            while world.channel.fileno() in self._selector.get_map():
+            while world.channel in self.loop:
                 self._hear(world, wait=False)
-                if world.channel.closed_by_peer:
-                    break
-        for fileobj in (world.child, world.channel):
-            if fileobj.fileno() in self._selector.get_map():
-                self._selector.unregister(fileobj)
+        self.loop.ignore(world.child)
+        self.loop.ignore(world.channel)
         del self.running[world.world_id]
         ended = world.child.poll() or Exit(code=0)
         # The world could not clean up, so its ranks are now children of this process.
@@ -285,7 +268,3 @@ class WorldPool:
         world.channel.close()
         world.child.close()
         self._listener.on_ended(world, ended)
-
-
-def _nothing() -> None:
-    """Handle a descriptor that only ends a wait."""

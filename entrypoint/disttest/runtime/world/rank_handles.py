@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-import selectors
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from disttest.clock import monotonic
 from disttest.errors import PluginError, ProtocolError
+from disttest.host.event_loop import EventLoop, wait_any
 from disttest.host.oom import count_oom_kills, describe_oom, own_cgroups
 from disttest.host.process import Child, end_all
 from disttest.limits import EVIDENCE_S, RANK_EXIT_S, RANK_TERM_S, RENDERING_S, TICK_S
@@ -56,13 +56,6 @@ _CRASH_KEPT = 64 * 1024
 _UNCAUGHT = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\):\s*(.+)")
 
 
-class HasFileno(Protocol):
-    """An object with a descriptor to wait for."""
-
-    def fileno(self) -> int:
-        """The descriptor, which is readable when something has happened."""
-
-
 @dataclass(kw_only=True)
 class RankProcessHandle:
     """A rank as its supervisor sees it."""
@@ -95,7 +88,7 @@ class Supervisor:
         self.logs = LogStore(home, limit=settings.log_limit)
         # Out-of-memory kills counted in the memory cgroup of disttest when the running attempt began.
         self._oom_kills = 0
-        self._selector = selectors.DefaultSelector()
+        self.loop = EventLoop()
         self.on_evidence: Callable[[], None] = lambda: None
         """Called at a deadline after the evidence is collected and before any rank is ended."""
         self.on_new_start: Callable[[Attempt], None] = lambda _: None
@@ -107,7 +100,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Close all descriptors; the ranks must have ended."""
-        self._selector.close()
+        self.loop.close()
         for handle in self.handles:
             handle.channel.close()
             handle.child.close()
@@ -146,25 +139,8 @@ class Supervisor:
     def add(self, handle: RankProcessHandle) -> None:
         """Supervise one more rank."""
         self.handles.append(handle)
-        self.watch_also(handle.channel, lambda: self._on_channel(handle))
-        self.watch_also(handle.child, lambda: self._on_death(handle))
-
-    def watch_also(self, line: HasFileno, on_readable: Callable[[], None]) -> None:
-        """Wait for another descriptor in the same loop."""
-        self._selector.register(line, selectors.EVENT_READ, on_readable)
-
-    def ignore(self, line: HasFileno) -> None:
-        """Stop waiting for a descriptor; do nothing if it is not registered."""
-        if line.fileno() in self._selector.get_map():
-            self._selector.unregister(line)
-
-    def wait(self, timeout_s: float) -> None:
-        """Handle events for at most ``timeout_s`` seconds."""
-        # Level-triggered: a descriptor that a callback leaves readable is reported again.
-        for key, _ in self._selector.select(max(0.0, timeout_s)):
-            # A callback may have recorded the exit of a rank whose other descriptor is in the same batch.
-            if key.fd in self._selector.get_map():
-                key.data()
+        self.loop.watch(handle.channel, lambda: self._on_channel(handle))
+        self.loop.watch(handle.child, lambda: self._on_death(handle))
 
     # --- an attempt
 
@@ -191,7 +167,7 @@ class Supervisor:
             if attempt.overdue(now_s, self._settings.grace):
                 self.end_living(attempt)
                 break
-            self.wait(min(TICK_S, attempt.next_check_s(now_s, self._settings.grace)))
+            self.loop.wait(min(TICK_S, attempt.next_check_s(now_s, self._settings.grace)))
             self._look(attempt)
             if now_s >= tick_s:
                 tick_s = now_s + TICK_S
@@ -251,7 +227,7 @@ class Supervisor:
 
     def _note_ends(self, attempt: Attempt) -> list[RankProgress]:
         """Record the end of each unfinished rank; one that finished or died just now is not a victim."""
-        self._drain([self.handle(progress.rank) for progress in attempt.living()])
+        self._drain(attempt)
         living = [p for p in attempt.living() if not self._has_died(self.handle(p.rank))]
         for progress in living:
             self.note_end(progress)
@@ -272,7 +248,7 @@ class Supervisor:
         self, attempt: Attempt, asked: Sequence[RankProgress], evidence: Mapping[int, RankEvidence]
     ) -> None:
         """Record the exceptions that ranks were handling, except for ranks that have finished meanwhile."""
-        self._drain([self.handle(progress.rank) for progress in attempt.living()])
+        self._drain(attempt)
         for progress in asked:
             told = evidence[progress.rank].in_flight
             if told is not None and (progress.killed or not progress.is_over):
@@ -358,11 +334,11 @@ class Supervisor:
     def _log(self, progress: RankProgress) -> RankLog:
         return self.logs.log(progress.log)
 
-    def _drain(self, handles: Sequence[RankProcessHandle]) -> None:
-        waiting = {handle.rank for handle in handles}
-        for key, _ in self._selector.select(0):
-            if any(key.fileobj is self.handle(rank).channel for rank in waiting):
-                key.data()
+    def _drain(self, attempt: Attempt) -> None:
+        """Handle the messages that the unfinished ranks have sent, and no other event."""
+        for handle in [self.handle(progress.rank) for progress in attempt.living()]:
+            if handle.channel in self.loop and wait_any(handle.channel, timeout_s=0):
+                self._on_channel(handle)
 
     # --- what arrives
 
@@ -376,7 +352,7 @@ class Supervisor:
         for message in messages:
             self._on_message(handle, message)
         if handle.channel.closed_by_peer:
-            self.ignore(handle.channel)
+            self.loop.ignore(handle.channel)
             # Usually the process has ended, and its pidfd says how. A rank that lives on without a channel is lost.
             if not self._is_leaving(handle) and handle.child.wait(RANK_EXIT_S) is None:
                 self.give_up(handle, "it closed its control channel")
@@ -425,7 +401,7 @@ class Supervisor:
     def give_up(self, handle: RankProcessHandle, why: str) -> None:
         """Stop trusting a rank; its behaviour is the failure of the running test."""
         handle.gone = True
-        self.ignore(handle.channel)
+        self.loop.ignore(handle.channel)
         if self.attempt is not None:
             progress = self.attempt.of(handle.rank)
             progress.phase = handle.phase()
@@ -435,10 +411,10 @@ class Supervisor:
 
     def _on_death(self, handle: RankProcessHandle) -> None:
         now_s = monotonic()
-        self.ignore(handle.child)
+        self.loop.ignore(handle.child)
         # Messages sent before the death count. A grandchild may hold the channel open, so do not wait for its end.
         with contextlib.suppress(BlockingIOError):
-            while handle.channel.fileno() in self._selector.get_map():
+            while handle.channel in self.loop:
                 self._on_channel(handle)
         handle.gone = True
         if self.attempt is not None:

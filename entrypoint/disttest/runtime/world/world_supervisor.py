@@ -94,10 +94,10 @@ class WorldSupervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # A signalfd names the sender, so a test that signals its parent can be blamed for it.
         terminations = SignalLine(signal.SIGTERM)
-        self._ranks.watch_also(terminations, lambda: self._on_sigterm(terminations.read()))
-        self._ranks.watch_also(self._controller, self._on_controller)
+        self._ranks.loop.watch(terminations, lambda: self._on_sigterm(terminations.read()))
+        self._ranks.loop.watch(self._controller, self._on_controller)
         if self._segments.fileno() >= 0:
-            self._ranks.watch_also(self._segments, self._on_shared_memory)
+            self._ranks.loop.watch(self._segments, self._on_shared_memory)
             # The inotify descriptor may rest while files are created; the tick catches those.
             self._ranks.on_tick = self._on_shared_memory
         try:
@@ -128,7 +128,7 @@ class WorldSupervisor:
         while not all(handle.ready or handle.gone for handle in self._ranks.handles):
             if monotonic() > deadline or self._reason:
                 break
-            self._ranks.wait(TICK_S)
+            self._ranks.loop.wait(TICK_S)
 
     def _start_limit_s(self) -> float:
         """How long ranks may take to be ready. Those that collect run code of tests, which has the limit of the first test."""
@@ -220,7 +220,7 @@ class WorldSupervisor:
             self._on_shared_memory(at_once=True)
             self._report(attempt, result, representing_reports(attempt, result) if judged.speaks else ())
             self._marks.mark("verdict")
-            self._ranks.wait(0)
+            self._ranks.loop.wait(0)
             if not self._is_good or any(handle.gone for handle in self._ranks.handles):
                 return
             self._delete_keys(attempt)
@@ -328,9 +328,9 @@ class WorldSupervisor:
         self._dismiss(BROKEN_LEAVE_S)
         limit_s = monotonic() + ORPHANS_S
         while (left := self._strays()) and monotonic() < limit_s:
-            self._ranks.wait(TICK_S)
+            self._ranks.loop.wait(TICK_S)
         strays = name_strays(left, self._began)
-        self._ranks.ignore(self._segments)
+        self._ranks.loop.ignore(self._segments)
         return tuple(what for _, what in (*strays, *self._segments.remove()))
 
     def _strays(self) -> set[int]:
@@ -367,7 +367,7 @@ class WorldSupervisor:
     def _on_controller(self) -> None:
         messages = self._controller.receive()
         if self._controller.closed_by_peer:
-            self._ranks.ignore(self._controller)
+            self._ranks.loop.ignore(self._controller)
             self._abandoned = True
             self._cancel("the controller is gone")
         for message in messages:

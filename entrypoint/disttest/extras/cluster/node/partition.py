@@ -169,7 +169,7 @@ class PartitionController(Listener):
                 )
             )
         with self._pool.adopting_orphans():
-            self._pool.watch_also(self._line, self._on_line)
+            self._pool.loop.watch(self._line, self._on_line)
             while not self._over:
                 self._pool.wait(TICK_S if self._live.is_following else IDLE_S)
                 self._send_all(self._live.poll())

@@ -101,7 +101,7 @@ class PartitionWorld(WorldSupervisor):
     def _wait_for_turn(self, index: int) -> None:
         """Wait until all nodes are done with the test before, or until the world ends."""
         while self._turns <= index and not (self._dismissed or self._reason or self._abandoned):
-            self._ranks.wait(TICK_S)
+            self._ranks.loop.wait(TICK_S)
 
     def _scratch(self, generation: int) -> Path:
         shared = self._partition.shared_dir
