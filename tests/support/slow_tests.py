@@ -7,7 +7,7 @@ limit fails; others above it are listed. A test that imports much (torch, if it 
 
 from __future__ import annotations
 
-import resource
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,10 +43,11 @@ def judged(took_s: float, limit_s: float, imported: int) -> str:
     return "fails" if took_s > FAILS_ABOVE * limit_s else "slow"
 
 
-def processor_s() -> float:
+def processor_s(
+    times: Callable[[], os.times_result] = os.times,
+) -> float:  # bound: tests replace such functions
     """Processor time of this process, and of those that it has waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(times()[:4])
 
 
 class SlowTests:

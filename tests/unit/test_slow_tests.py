@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import time
 from types import SimpleNamespace
 
 import pytest
-import slow_tests
-from slow_tests import SlowTests, judged, limit_of
+from slow_tests import SlowTests, _listed, judged, limit_of, processor_s
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def end(item: SimpleNamespace, took_s: float) -> list[str]:
     call = SlowTests(lambda: next(readings)).pytest_runtest_call(item)
     assert next(call) is None
     assert next(call, "ended") == "ended"
-    return item.config.stash.get(slow_tests._listed, [])
+    return item.config.stash.get(_listed, [])
 
 
 @pytest.mark.parametrize(
@@ -56,3 +58,9 @@ def test_a_mark_without_a_reason_is_an_error(item: SimpleNamespace) -> None:
 def test_folders_without_a_limit_have_none(item: SimpleNamespace) -> None:
     item.path = item.path.parents[1] / "docker" / "test_image.py"
     assert limit_of(item) is None
+
+
+def test_a_test_may_replace_the_functions_that_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((os, "times"), (resource, "getrusage"), (time, "process_time")):
+        monkeypatch.setattr(module, name, lambda *_: 1 / 0)
+    assert processor_s() > 0
