@@ -81,7 +81,7 @@ def test_a_gpu_that_computes_wrongly(fake, diagnose, tmp_path):
     assert line.startswith(f"broken: {label}: matmul: a matrix product is off by ")
     assert line.endswith(
         "Take the device out of use; the check that failed says what is wrong with it. "
-        "(docs/errors.md#preflight-failed)"
+        "(disttest explain preflight-failed)"
     )
 
 
@@ -97,7 +97,7 @@ def test_junit_has_one_case_for_each_device_and_check(fake, diagnose, tmp_path):
     (error,) = bad.result
     assert isinstance(error, junitparser.Error)
     assert "uncorrectable ECC error" in error.message
-    assert "docs/errors.md#gpu-memory-errors" in error.message
+    assert "disttest explain gpu-memory-errors" in error.message
     assert suite.errors == len(broken(diagnosis))
 
 
@@ -189,7 +189,7 @@ def test_the_command_says_what_is_broken_and_leaves_with_7(fake):
     assert (
         f"broken: GPU 1 ({fakes.uuid(1)}, {fakes.bus(1)}): memory_errors: "
         "5 uncorrected memory errors since the driver was loaded. "
-        "Reset the GPU; if errors come back after the reset, replace it. (docs/errors.md#gpu-memory-errors)"
+        "Reset the GPU; if errors come back after the reset, replace it. (disttest explain gpu-memory-errors)"
     ) in out.output
     assert "this machine is broken: " in out.output
 

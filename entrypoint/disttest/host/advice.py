@@ -7,17 +7,15 @@ from typing import NamedTuple
 
 from disttest.model import Frozen
 
-DOCS = "docs/errors.md"
-
 
 class Advice(Frozen):
-    """One line of advice. ``slug`` names its entry in the docs."""
+    """One line of advice. ``slug`` names its entry in the docs, which ``disttest explain`` prints."""
 
     slug: str
     action: str
 
     def __str__(self) -> str:
-        return f"{self.action} ({DOCS}#{self.slug})"
+        return f"{self.action} (disttest explain {self.slug})"
 
 
 class Known(NamedTuple):

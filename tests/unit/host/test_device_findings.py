@@ -271,21 +271,21 @@ SEES_BOTH = msgspec.structs.replace(TORCH, devices=("NVIDIA H100", "NVIDIA H100"
             TORCH,
             "torch 2.13.0+cu130 was built for CUDA 13.0, driver 550.54.15 serves up to CUDA 12.4: "
             "the driver is too old. Update the driver of the host, or use an image with an older CUDA. "
-            "(docs/errors.md#driver-too-old)",
+            "(disttest explain driver-too-old)",
         ),
         (
             {},
             msgspec.structs.replace(TORCH, devices=("NVIDIA H100",)),
             "torch sees 1 of the 2 GPUs of this run (torch 2.13.0+cu130 was built for CUDA 13.0, "
             "driver 580.65 serves up to CUDA 13.0). Run disttest doctor to find the GPU that does not answer; "
-            "leave it out with --gpus, or reboot the host. (docs/errors.md#gpu-missing-in-torch)",
+            "leave it out with --gpus, or reboot the host. (disttest explain gpu-missing-in-torch)",
         ),
         (
             {},
             msgspec.structs.replace(TORCH, error="CUDA error: unknown error"),
             "torch 2.13.0+cu130 was built for CUDA 13.0; it cannot use the GPUs of this run: CUDA error: unknown "
             "error (driver 580.65 serves up to CUDA 13.0). Install torch for this machine, and see the message. "
-            "(docs/errors.md#torch-unusable)",
+            "(disttest explain torch-unusable)",
         ),
         (
             {},
