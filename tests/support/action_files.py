@@ -51,13 +51,23 @@ def _quoted(text: str) -> str:
 
 
 def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
-    """Marker -> the lines between it and its end, in docs/action.md."""
-    groups = [
-        (f"**{title}**", "", "| input | meaning | default |", "|---|---|---|", *map(_row, inputs), "")
+    """Marker -> the lines between it and its end, in docs/action.md; inputs that the action has as well are only named."""
+    known = set() if command == "run" else {_row(one) for one in INPUTS["run"]}
+    own = {
+        title: [_row(one) for one in inputs if _row(one) not in known]
         for title, inputs in groups_of_inputs(command).items()
+    }
+    groups = [
+        (f"**{title}**", "", "| input | meaning | default |", "|---|---|---|", *rows, "")
+        for title, rows in own.items()
+        if rows
     ]
+    same = ", ".join(f"`{one.name}`" for one in INPUTS[command] if _row(one) in known)
+    shared = [f"As those of [the action](#inputs): {same}.", ""] if same else []
+    table = {f"{command}-inputs": ["", *(line for group in groups for line in group), *shared]}
+    if outputs == OUTPUTS and command != "run":
+        return table | {f"{command}-outputs": ["The outputs are those of [the action](#outputs)."]}
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in outputs.items()]
-    table = {f"{command}-inputs": ["", *(line for group in groups for line in group)]}
     return table | ({f"{command}-outputs": ["| output | content |", "|---|---|", *rows]} if outputs else {})
 
 
