@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from lab import Ended, Lab
 
@@ -24,6 +26,10 @@ WIDE = f"""
         ones = torch.ones(2)
         dist.all_reduce(ones)
         assert ones[0] == world.size
+
+    def test_leaves_a_rank_out(world):
+        if world.rank != 7:
+            dist.all_reduce(torch.ones(2))
 
     def test_loses_a_rank(world):
         if world.rank == 3:
@@ -66,6 +72,16 @@ def test_a_rank_that_dies_there_is_named(ended: Ended) -> None:
     assert f"rank 3 of {MOST_CONNECTED + 1} was killed by SIGKILL in call, before it reported" == (
         result.message
     )
+
+
+def test_a_deadlock_there_is_proven_in_a_message_about_equal_ranks(ended: Ended) -> None:
+    result = ended.result("test_leaves_a_rank_out")
+
+    assert re.fullmatch(
+        rf"deadlock: ranks 0-6, 8-{MOST_CONNECTED} wait in all_reduce #\d \(test_wide.py:\d+\) for rank 7, which has finished "
+        "the test",
+        result.message,
+    ), result.message
 
 
 def test_a_send_that_waits_for_a_connection_is_a_proven_deadlock(lab: Lab) -> None:

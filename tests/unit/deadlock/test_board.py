@@ -14,10 +14,10 @@ from disttest.plugins.deadlock import layout
 from disttest.plugins.deadlock.layout import Direction
 from disttest.plugins.deadlock.proof import Situation, find_deadlock
 from disttest.plugins.deadlock.proven import cause_of
-from disttest.plugins.deadlock.snapshot import Counts, Snapshot, read_slot
+from disttest.plugins.deadlock.snapshot import Counts, GroupKey, Snapshot, read_slot
 
 ALL = group_of(0, 1)
-KEY = ("0", (0, 1))
+KEY = GroupKey(name="0", ranks=(0, 1))
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_a_gpu_waits_for_calls_of_two_groups(stage, actor):
 
     shown = [(each.kind, each.op, each.group) for each in stage.snapshot(1).waits]
     assert shown == [
-        (WaitKind.DEVICE, "allgather", ("1", (0, 1))),
+        (WaitKind.DEVICE, "allgather", GroupKey(name="1", ranks=(0, 1))),
         (WaitKind.DEVICE, "allreduce", KEY),
     ]
     actor.done(wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,3 +82,20 @@ def test_a_rank_that_spends_hardly_any_time_is_still(looking, monkeypatch, spent
         look()
 
     assert len(looks) == judged
+
+
+@pytest.mark.parametrize(("rests_at_look", "rests", "pauses"), [(1, True, 0), (10, True, 9), (11, False, 10)])
+def test_ranks_need_not_be_at_rest_at_the_same_time(monkeypatch, rests_at_look, rests, pauses):
+    """Rank 1000 rests at the first look alone, another one at a later look."""
+    looks: Counter[int] = Counter()
+    slept: list[float] = []
+
+    def is_at_rest(pid: int) -> bool:
+        looks[pid] += 1
+        return looks[pid] == {1000: 1}.get(pid, rests_at_look)
+
+    monkeypatch.setattr(deadlock_watch, "is_at_rest", is_at_rest)
+    monkeypatch.setattr(deadlock_watch, "sleep", slept.append)
+
+    assert deadlock_watch.come_to_rest([1000, 1001]) is rests
+    assert pauses == len(slept)

@@ -15,6 +15,7 @@ from disttest.observe import ANY_SOURCE, Site, WaitKind
 from disttest.plugins.deadlock.layout import RING, Direction
 from disttest.plugins.deadlock.proof import find_deadlock
 from disttest.plugins.deadlock.proven import DeadlockKind
+from disttest.plugins.deadlock.snapshot import GroupKey
 
 ALL = group_of(0, 1)
 
@@ -300,6 +301,10 @@ def test_members_outside_of_the_world():
 # --- any program
 
 
+def _key(call):
+    return GroupKey(name=call.group.name, ranks=call.group.ranks)
+
+
 class Simulated:
     """Ranks with one thread each that do one thing after another, as gloo would let them."""
 
@@ -329,13 +334,13 @@ class Simulated:
         return all(self._issued(other, wait.call) == (wait.call.op, wait.call.root) for other in others)
 
     def _issued(self, rank, call):
-        state = self.stage.snapshot(rank).groups.get((call.group.name, call.group.ranks))
+        state = self.stage.snapshot(rank).groups.get(_key(call))
         found = state.calls.get(call.seq) if state else None
         return found and (found.op, found.root)
 
     def _meets(self, rank, call):
         direction = Direction.RECEIVE if call.op == "send" else Direction.SEND
-        key = ((call.group.name, call.group.ranks), direction, rank, call.tag)
+        key = (_key(call), direction, rank, call.tag)
         found = self.stage.snapshot(call.peer).channels.get(key)
         return found is not None and found.issued >= call.seq
 

@@ -158,7 +158,7 @@ def _describe_message(ranks: Mapping[int, Snapshot], aborted: int) -> str:
 def _called(
     ranks: Mapping[int, Snapshot], group: GroupKey, seq: int
 ) -> Iterator[tuple[int, IssuedCollective]]:
-    for rank in group[1]:
+    for rank in group.ranks:
         state = ranks[rank].groups.get(group) if rank in ranks else None
         signature = state.calls.get(seq) if state else None
         if signature is not None and signature.op and signature.tensors:

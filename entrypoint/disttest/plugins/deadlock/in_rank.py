@@ -15,7 +15,13 @@ from disttest.plugins.deadlock.expect import provide_board
 from disttest.plugins.deadlock.layout import Direction, write_ranks
 from disttest.plugins.deadlock.limits import LATE_PEER_POLL_S, LATE_PEER_S
 from disttest.plugins.deadlock.queued_calls import issued, needs
-from disttest.plugins.deadlock.snapshot import Counts, Snapshot, groups_in_the_making, read_slot
+from disttest.plugins.deadlock.snapshot import (
+    Counts,
+    GroupKey,
+    Snapshot,
+    groups_in_the_making,
+    read_slot,
+)
 from disttest.runtime.rank.waits import WatchedRank
 
 _NOT_SET = ("", "0", "N", "n", "NO", "no", "FALSE", "false")
@@ -177,9 +183,9 @@ def find_awaited(ranks: Mapping[int, Snapshot], waiter: int, call: Call) -> tupl
     """
     if any(snapshot.has_gap or snapshot.rank not in (-1, rank) for rank, snapshot in ranks.items()):
         return ()
-    group = (call.group.name, call.group.ranks)
+    group = GroupKey(name=call.group.name, ranks=call.group.ranks)
     if call.peer is None:
-        needed = (m for m in group[1] if needs(call.op, call.root, waiter, m, in_queue=False))
+        needed = (m for m in group.ranks if needs(call.op, call.root, waiter, m, in_queue=False))
         return tuple(m for m in needed if m != waiter and m in ranks and issued(ranks[m], group) < call.seq)
     if call.peer == ANY_SOURCE or call.peer not in ranks:
         return ()

@@ -1,7 +1,7 @@
 """Limits of the proof of deadlocks, in seconds."""
 
 STACKS_S = 0.3
-"""Time for ranks to write their stacks, which must confirm the waits on the board."""
+"""Time for the next rank to write its stacks, which must confirm the waits on the board."""
 FIRST_PAUSE_S = 1.0
 """Pause before stacks that did not confirm a deadlock are read again; doubled each time."""
 TORCH_GROUP_LIMIT_S = 1800.0

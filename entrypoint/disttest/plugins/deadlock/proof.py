@@ -106,7 +106,7 @@ def _gives_up(wait: Waiting, situation: Situation) -> bool:
 
 def _open(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Open | None:
     if wait.op:
-        if wait.group is None or rank not in wait.group[1]:
+        if wait.group is None or rank not in wait.group.ranks:
             return None
         return (_open_p2p if wait.peer is not None else _open_collective)(rank, wait, all_ranks)
     if wait.kind is WaitKind.STORE:
@@ -155,7 +155,7 @@ def _others(rank: int, all_ranks: Mapping[int, Snapshot]) -> tuple[int, ...]:
 
 def _open_collective(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Open | None:
     assert wait.group is not None
-    members = [member for member in wait.group[1] if member != rank and _counts(wait, rank, member)]
+    members = [member for member in wait.group.ranks if member != rank and _counts(wait, rank, member)]
     if any(member not in all_ranks for member in members):
         return None
     missing = tuple(m for m in members if issued(all_ranks[m], wait.group) < wait.seq)
@@ -187,9 +187,11 @@ def _open_uneven(rank: int, member: int, wait: Waiting, all_ranks: Mapping[int, 
     rest of a part that is too long is used for the next call.
     """
     assert wait.group is not None
-    state = all_ranks[rank].groups.get(wait.group)
+    state, others = (all_ranks[each].groups.get(wait.group) for each in (rank, member))
+    if state is None or others is None or state.calls == others.calls:
+        return None
     in_queue = wait.kind is WaitKind.DEVICE
-    for seq in sorted(state.calls) if state else ():
+    for seq in sorted(state.calls):
         mine, theirs = (called(all_ranks[each], wait.group, seq) for each in (rank, member))
         if mine is None or theirs is None or seq > wait.seq or mine.op != theirs.op:
             continue
@@ -271,7 +273,7 @@ def _open_p2p(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Op
     assert wait.group is not None
     if wait.kind is WaitKind.DEVICE and wait.direction is Direction.SEND:
         return None  # there may be buffer space for its data
-    peers = [m for m in wait.group[1] if m != rank] if wait.peer == ANY_SOURCE else [wait.peer]
+    peers = [m for m in wait.group.ranks if m != rank] if wait.peer == ANY_SOURCE else [wait.peer]
     if any(peer not in all_ranks for peer in peers):
         return None
     if wait.direction is Direction.SEND:

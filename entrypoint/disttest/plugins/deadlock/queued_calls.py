@@ -75,7 +75,7 @@ def current_call(
 def parts_of(call: QueuedCall, all_ranks: Mapping[int, Snapshot]) -> list[QueuedCall]:
     """Return the parts that must begin so that a call can complete on its rank."""
     signature = called(all_ranks[call.rank], call.group, call.seq)
-    members = call.group[1]
+    members = call.group.ranks
     if signature is None or signature.op in _UNEVEN or not all_ranks.keys() >= {call.rank, *members}:
         return []
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 import msgspec
 
@@ -12,8 +13,15 @@ from disttest.plugins.deadlock import layout
 from disttest.plugins.deadlock.layout import Direction, WaitState
 
 KINDS = tuple(WaitKind)
-GroupKey = tuple[str, tuple[int, ...]]
-"""Name and ranks: groups of the same name with different ranks are different groups."""
+
+
+class GroupKey(Frozen, cache_hash=True):
+    """Name and ranks: groups of the same name with different ranks are different groups."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
 ChannelKey = tuple[GroupKey, Direction, int, int]
 """Group, direction, peer, tag."""
 
@@ -131,6 +139,12 @@ def groups_in_the_making(slot: bytes) -> list[tuple[str, int]]:
         return []
 
 
+@lru_cache(maxsize=4096)
+def _group_key(name: str, ranks: str) -> GroupKey:
+    """Make one object for all ranks of a group: each pair of them is compared, and a hash takes as long as its ranks."""
+    return GroupKey(name=name, ranks=layout.read_ranks(ranks))
+
+
 class _Reader:
     def __init__(self, slot: bytes) -> None:
         self._slot = slot
@@ -164,7 +178,7 @@ class _Reader:
         for place in layout.GROUPS.places():
             name, _, ranks, _ = layout.GROUP.unpack_from(self._slot, place)
             if name:
-                self._keys[place] = (self._text(name), layout.read_ranks(self._text(ranks)))
+                self._keys[place] = _group_key(self._text(name), self._text(ranks))
 
     def _group(self, place: int) -> tuple[GroupKey, GroupState]:
         _, description, _, issued = layout.GROUP.unpack_from(self._slot, place)

@@ -11,8 +11,7 @@ from disttest.plugins.deadlock.snapshot import GroupKey, GroupState, Waiting
 
 def group_name(group: GroupKey, state: GroupState | None) -> str:
     """Return ``default``, the description given by the creator, or number and ranks of the group."""
-    name, ranks = group
-    return group_title(name, state.description if state else "", ranks)
+    return group_title(group.name, state.description if state else "", group.ranks)
 
 
 def wait_name(wait: Waiting, group: str) -> str:

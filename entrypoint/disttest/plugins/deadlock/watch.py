@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.boards import Board
-from disttest.clock import monotonic
+from disttest.clock import monotonic, sleep
 from disttest.host.proc import catches, cpu_ticks, descendants, is_alive, is_at_rest
-from disttest.limits import TICK_S
+from disttest.limits import EVIDENCE_POLL_S, TICK_S
 from disttest.model import HangCause, Outcome
 from disttest.observe.records import WaitKind
 from disttest.plugins.deadlock.differing_calls import (
@@ -122,6 +122,8 @@ _TRICKLE = 4
 """CPU time in hundredths of a second that a waiting rank may use meanwhile: the thread of each of gloo's groups polls
 a hundred times a second for a message. A computing rank uses ten times as much.
 """
+_REST_LOOKS = 10
+"""Number of looks at which a rank may be at rest."""
 _ALARMS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 """Signals that may wake a rank soon, if it handles one of them."""
 
@@ -265,7 +267,7 @@ class DeadlockWatch(RankWatch):
         if any(catches(each.pid, number) for each in present for number in _ALARMS):
             return False
         on_gpu = self._ranks_on_gpu(attempt)
-        if not all(is_at_rest(each.pid) for each in present if each.rank not in on_gpu):
+        if not come_to_rest([each.pid for each in present if each.rank not in on_gpu]):
             return False
         ours = {progress.pid for progress in attempt.ranks}
         return not any(is_alive(pid) for pid in descendants() - ours)
@@ -284,6 +286,20 @@ class DeadlockWatch(RankWatch):
             else confirm_waits(text, _threads(situation.ranks[rank]))
             for rank, text in stacks.items()
         )
+
+
+def come_to_rest(pids: Sequence[int]) -> bool:
+    """Return whether each process is at rest at one of several looks.
+
+    Of hundreds of ranks one is always running, as gloo's threads poll: with 256 ranks on two processors it took 90 looks,
+    and half a minute, until all were at rest at the same time.
+    """
+    for _ in range(_REST_LOOKS):
+        pids = [pid for pid in pids if not is_at_rest(pid)]
+        if not pids:
+            return True
+        sleep(EVIDENCE_POLL_S)
+    return False
 
 
 def _skips(attempt: Attempt) -> Iterator[tuple[int, str]]:

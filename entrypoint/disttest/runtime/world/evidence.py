@@ -154,14 +154,27 @@ class EvidenceSource:
 
 
 def collect_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[str]:
-    """Collect the stacks of all sources while the ranks continue; empty for a source that is not complete in time."""
+    """Collect the stacks of all sources while the ranks continue.
+
+    Args:
+        sources: the sources, which are asked at the same time.
+        limit_s: limit in seconds for the next source to answer. Ranks share the processors, so hundreds of them need
+            more time together than any number of seconds that suits two.
+
+    Returns:
+        The stacks of each source; empty for a source that is not complete when the limit ends.
+    """
     for source in sources:
         source.ask_stacks()
-    # All sources were asked before the first wait, so that the limit covers them together.
+    waiting = [source for source in sources if not source.has_all_stacks()]
     deadline_s = monotonic() + limit_s
-    while not all(source.has_all_stacks() for source in sources) and monotonic() < deadline_s:
+    while waiting and monotonic() < deadline_s:
         sleep(EVIDENCE_POLL_S)
-    return [source.read().stacks if source.has_all_stacks() else "" for source in sources]
+        left = [source for source in waiting if not source.has_all_stacks()]
+        if len(left) < len(waiting):
+            deadline_s = monotonic() + limit_s
+        waiting = left
+    return ["" if source in waiting else source.read().stacks for source in sources]
 
 
 class StacksAnswer:

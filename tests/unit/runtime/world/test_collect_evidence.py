@@ -11,7 +11,7 @@ import pytest
 
 from disttest.host.proc import catches
 from disttest.runtime.world import evidence
-from disttest.runtime.world.evidence import collect_evidence
+from disttest.runtime.world.evidence import collect_evidence, collect_stacks
 
 LIMIT_S = 0.2
 
@@ -115,3 +115,35 @@ def test_whether_a_process_handles_a_signal_is_read_from_the_kernel() -> None:
         signal.signal(signum, before)
     assert seen == [True, False, False]
     assert catches(2**22 + 1, signum)
+
+
+class Answers:
+    """A source that answers when its look comes; looks happen once for each pause."""
+
+    def __init__(self, at_look: int) -> None:
+        self._at_look, self._looks = at_look, 0
+
+    def ask_stacks(self) -> bool:
+        return True
+
+    def has_all_stacks(self) -> bool:
+        self._looks += 1
+        return self._looks > self._at_look
+
+    def read(self) -> evidence.RankEvidence:
+        return evidence.RankEvidence(stacks=f"after {self._at_look}")
+
+
+def stacks_of(*looks: int) -> list[str]:
+    sources = [cast("evidence.EvidenceSource", Answers(at)) for at in looks]
+    return collect_stacks(sources, limit_s=3.5 * evidence.EVIDENCE_POLL_S)
+
+
+def test_the_limit_is_that_of_the_next_answer_however_many_ranks_answer(time: FakeTime) -> None:
+    assert [f"after {at}" for at in (0, 3, 6, 9)] == stacks_of(0, 3, 6, 9)
+    assert 9 == len(time.slept)
+
+
+def test_a_rank_that_does_not_answer_ends_the_wait(time: FakeTime) -> None:
+    assert ["after 2", ""] == stacks_of(2, 1000)
+    assert 6 == len(time.slept)
