@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import select
 import signal
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec, new
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState, Launcher
 from disttest.extras.cluster.schedulers.pipes import room_for
 from disttest.host.devices import detect_machine
-from disttest.host.event_loop import NotedSignals
+from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.process import Child, signal_name
 from disttest.limits import DEADLINE_MARGIN_S, SUPERVISOR_CANCEL_S, TICK_S
 from disttest.model import Frozen, Invocation
@@ -294,14 +293,13 @@ class _Stop:
 
     def wait(self, limit_s: float) -> None:
         """Wait for a signal, at most this long."""
-        select.select([] if self.signal else [self._signals], [], [], limit_s)
+        wait_any(None if self.signal else self._signals, timeout_s=limit_s)
         self()
 
     def wait_for(self, child: Child) -> None:
         """Wait for a pytest child; after a signal, or well after the deadline, ask it to end."""
-        heard: tuple[Child | NotedSignals, ...] = (child, self._signals)
         while child.poll() is None and not self._is_urgent():
-            select.select(heard, [], [], TICK_S)
+            wait_any(child, self._signals, timeout_s=TICK_S)
         if child.poll() is None:
             child.signal(signal.SIGINT)
             child.wait(SUPERVISOR_CANCEL_S)

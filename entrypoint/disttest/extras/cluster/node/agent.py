@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import sys
 import tempfile
@@ -47,7 +46,7 @@ from disttest.extras.cluster.protocol.wire import (
     decode_order,
 )
 from disttest.host.descendants import kill_descendants
-from disttest.host.event_loop import NotedSignals
+from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.lines import Lines
 from disttest.host.process import Child, adopt_orphans, end_all, signal_name
 from disttest.limits import TICK_S
@@ -120,7 +119,7 @@ class Agent:
 
     def _take_job(self, signals: NotedSignals) -> JobSpec | None:
         while not self._reason and monotonic() - self._heard_s < JOB_ARRIVAL_S:
-            self._wait([0, signals.fileno()])
+            self._wait(signals)
             self._note_signal(signals)
             for line in self._receive():
                 order = decode_order(line)
@@ -166,7 +165,7 @@ class Agent:
 
     def _supervise(self, work: Work, signals: NotedSignals) -> None:
         while work.child.poll() is None:
-            self._wait([0, signals.fileno(), work.child.fileno(), *work.descriptors()])
+            self._wait(signals, work.child, *work.descriptors())
             self._note_signal(signals)
             for line in self._receive():
                 if not self._is_ending(line):
@@ -220,16 +219,13 @@ class Agent:
 
     def _flush(self, limit_s: float) -> None:
         """Write what the pipe accepts. A client that does not read is not waited for, except at the very end."""
-        deadline = monotonic() + limit_s
+        until_s = monotonic() + limit_s
         while self._out:
             try:
                 del self._out[: os.write(1, self._out[:_CHUNK])]
             except BlockingIOError:
-                if monotonic() >= deadline:
+                if not wait_any(writable=[1], until_s=until_s):
                     return
-                with selectors.DefaultSelector() as selector:
-                    selector.register(1, selectors.EVENT_WRITE)
-                    selector.select(deadline - monotonic())
             except OSError:
                 self._client_gone = True
                 self._out.clear()
@@ -250,14 +246,9 @@ class Agent:
             self._heard_s = monotonic()
             lines += filter(None, self._in.feed(chunk))
 
-    def _wait(self, descriptors: list[int]) -> None:
-        with selectors.DefaultSelector() as selector:
-            for fd in descriptors:
-                if fd != 0 or not self._client_gone:
-                    selector.register(fd, selectors.EVENT_READ)
-            if self._out:
-                selector.register(1, selectors.EVENT_WRITE)
-            selector.select(TICK_S)
+    def _wait(self, *sources: NotedSignals | Child | int) -> None:
+        orders = None if self._client_gone else 0
+        wait_any(orders, *sources, writable=[1] if self._out else [], timeout_s=TICK_S)
 
     def _note_signal(self, signals: NotedSignals) -> None:
         if (number := signals.first()) is not None:

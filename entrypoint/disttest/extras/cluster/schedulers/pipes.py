@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
-import selectors
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
+from disttest.clock import monotonic
 from disttest.extras.cluster.limits import PIPE_DRAIN_S
+from disttest.host.event_loop import wait_any
 from disttest.host.lines import Lines
 from disttest.host.process import PipedChild, end_all, start_piped
 
@@ -17,7 +17,7 @@ LONGEST_LINE = 64 * 1024
 """Longest line; a longer one is cut. Agents write far shorter ones."""
 _CHUNK = 1 << 16
 DESCRIPTORS = 4
-"""Descriptors for each process: three pipes and the selector."""
+"""Descriptors for each process: three pipes and its pidfd."""
 _OTHER_DESCRIPTORS = 64
 """Descriptors for journals, logs, and short calls of other commands."""
 
@@ -58,28 +58,34 @@ class _Pipe:
     """One output of one process, split into lines."""
 
     def __init__(self, process: int, file: IO[bytes], *, error: bool) -> None:
-        self.file = file
+        self.ended = False
+        self._file = file
         self._process = process
         self._error = error
         self._lines = Lines(LONGEST_LINE)
 
-    def read(self) -> tuple[list[OutputLine], bool]:
-        """Return the complete lines, and whether the pipe is at its end."""
+    def fileno(self) -> int:
+        """Return the descriptor of the pipe."""
+        return self._file.fileno()
+
+    def read(self) -> list[OutputLine]:
+        """Return the lines that are now complete."""
         try:
-            chunk = os.read(self.file.fileno(), _CHUNK)
+            chunk = os.read(self.fileno(), _CHUNK)
         except BlockingIOError:
-            return [], False
+            return []
+        self.ended = not chunk
         whole = self._lines.feed(chunk or b"\n" * bool(self._lines.rest))
-        return [OutputLine(self._process, self._error, text) for text in whole], not chunk
+        return [OutputLine(self._process, self._error, text) for text in whole]
 
 
 class PipedProcesses:
     """Processes that get the same input."""
 
     def __init__(self, commands: Sequence[Program] = ()) -> None:
-        self._selector = selectors.DefaultSelector()
         self._processes: list[PipedChild] = []
         self._outboxes: list[bytearray] = []
+        self._outputs: list[_Pipe] = []
         self._closed = False
         try:
             for command in commands:
@@ -97,8 +103,10 @@ class PipedProcesses:
         self._outboxes.append(bytearray())
         assert process.stdout is not None
         assert process.stderr is not None
-        for file, error in ((process.stdout, False), (process.stderr, True)):
-            self._selector.register(file, selectors.EVENT_READ, _Pipe(number, file, error=error))
+        self._outputs += [
+            _Pipe(number, process.stdout, error=False),
+            _Pipe(number, process.stderr, error=True),
+        ]
         return number
 
     @property
@@ -119,10 +127,10 @@ class PipedProcesses:
     def lines(self, tick_s: float) -> Iterator[OutputLine | None]:
         """Yield lines, and None after ``tick_s`` without one, until all processes and pipes have ended."""
         ended_s: float | None = None
-        while self._open_outputs():
+        while self._outputs:
             if self.all_ended():
-                ended_s = ended_s or time.monotonic()
-                if time.monotonic() - ended_s > PIPE_DRAIN_S:
+                ended_s = ended_s or monotonic()
+                if monotonic() - ended_s > PIPE_DRAIN_S:
                     break
             yield from self.round(tick_s)
         for process in self._processes:
@@ -132,11 +140,17 @@ class PipedProcesses:
 
     def round(self, tick_s: float) -> Iterator[OutputLine | None]:
         """Yield the available lines; None if there is none within ``tick_s``."""
-        ready = self._selector.select(tick_s)
+        waiting = [number for number, outbox in enumerate(self._outboxes) if outbox]
+        inputs = [self._processes[number].stdin for number in waiting]
+        ready = wait_any(*self._outputs, writable=filter(None, inputs), timeout_s=tick_s)
         if not ready:
             yield None
-        for key, _ in ready:
-            yield from self._on_ready(key)
+        for number in waiting:
+            self._flush(number)
+        for pipe in self._outputs:
+            if pipe in ready:
+                yield from pipe.read()
+        self._outputs = [pipe for pipe in self._outputs if not pipe.ended]
 
     def all_ended(self) -> bool:
         """Whether all processes have ended; their last lines may still be in the pipes."""
@@ -157,18 +171,6 @@ class PipedProcesses:
             end_all(self._processes)
         self._close()
 
-    def _open_outputs(self) -> bool:
-        return any(isinstance(key.data, _Pipe) for key in self._selector.get_map().values())
-
-    def _on_ready(self, key: selectors.SelectorKey) -> Iterator[OutputLine]:
-        if isinstance(key.data, int):
-            self._flush(key.data)
-            return
-        lines, at_end = key.data.read()
-        yield from lines
-        if at_end:
-            self._selector.unregister(key.fileobj)
-
     def _flush(self, number: int) -> None:
         """Write what the pipe accepts; the rest waits until it accepts more."""
         stdin, outbox = self._processes[number].stdin, self._outboxes[number]
@@ -181,19 +183,10 @@ class PipedProcesses:
             pass
         except OSError:  # the process has ended, which is a separate event
             outbox.clear()
-        self._watch_input(stdin, number, wanted=bool(outbox))
-
-    def _watch_input(self, stdin: IO[bytes], number: int, *, wanted: bool) -> None:
-        watched = stdin.fileno() in self._selector.get_map()
-        if wanted and not watched:
-            self._selector.register(stdin, selectors.EVENT_WRITE, number)
-        elif watched and not wanted:
-            self._selector.unregister(stdin)
 
     def _close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._selector.close()
         for process in self._processes:
             process.close()
