@@ -333,6 +333,11 @@ def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> M
     """
 
 
+@hookspec(firstresult=True)
+def disttest_next_step(message: str) -> str | None:
+    """Command, when an error ends it: return the command that explains the message; None if it is not known."""
+
+
 @hookspec
 def disttest_doctor_checks() -> Iterable[DeviceFinding]:
     """Command ``disttest doctor``: check this machine, and return a finding for each device and check.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from disttest.cli.main import main
 from disttest.extras.explain.message_page import MessageSection, id_of, literals, message_sections
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,14 @@ def test_each_section_has_an_id_of_several_words_and_no_other_has_it() -> None:
 
 def test_a_section_says_more_than_its_message() -> None:
     assert [each.id for each in SECTIONS if len(each.text.splitlines()) < (3 if each.messages else 1)] == []
+
+
+def test_an_error_names_its_id(tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["explain", "nowhere/"])
+    said = capfd.readouterr().err
+    assert "disttest: what to do: disttest explain no-journal" in said, said
 
 
 def test_a_page_that_is_not_there_explains_nothing(monkeypatch) -> None:

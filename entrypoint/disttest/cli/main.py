@@ -158,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = command.main(args=ours, obj=rest, prog_name="disttest", standalone_mode=False)
     except DisttestError as error:
         warn(str(error))
+        if step := plugin_manager().call("disttest_next_step", message=str(error)):
+            warn(f"what to do: {step}")
         publish_failure(error.exit_code, environment())
         _leave(error.exit_code)
     except click.UsageError as error:

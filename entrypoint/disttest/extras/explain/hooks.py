@@ -56,6 +56,14 @@ def disttest_addoptions() -> Sequence[Option]:
 
 
 @hookimpl
+def disttest_next_step(message: str) -> str | None:
+    """Name the section of the page of messages."""
+    from disttest.extras.explain.message_page import next_step
+
+    return next_step(message) or None
+
+
+@hookimpl
 def disttest_addcommands(group: click.Group) -> None:
     """Add ``disttest explain``."""
     from disttest.extras.explain.command import explain
