@@ -1,16 +1,25 @@
-"""Limits of the shell (``ulimit``) that are too small for a run."""
+"""Limits of the shell (``ulimit``) and of the container that are too small for a run, or for one of its worlds."""
 
 from __future__ import annotations
 
+import os
 import resource
 
 from disttest.errors import InfrastructureError
+from disttest.host.devices.cpu import CgroupMount, detect_limits
+from disttest.host.oom import own_cgroups
 from disttest.model import Frozen
 
 _FILES = 48
 """Open files of a world process without ranks: 34 were counted with torch 2.13, and evidence needs a few more."""
 _FILES_OF_RANK = 3
 """Open files for each rank: a channel, a log, and a connection to the store (counted with 2, 8 and 24 ranks)."""
+_TASKS_OF_RANK = 5
+"""Threads of a rank: its main thread, the one that answers for its collectives, and three of gloo (torch 2.13)."""
+_MEMORY_OF_RANK_MIB = 16
+"""A lower bound: with an empty test a rank has 19 MiB of private memory (``python bench/wide.py``)."""
+_FEW_RANKS = 16
+"""Worlds up to this size need little. If a limit is too small even for them, the notes of the run name it."""
 _MIB = 1 << 20
 
 
@@ -49,12 +58,45 @@ def check_limits() -> None:
             )
 
 
-def lack_of_open_files(ranks: int) -> str:
-    """Explain why a world cannot run with this limit on open files; empty if it can.
+def lack_for_ranks(ranks: int, groups: tuple[CgroupMount, ...] | None = None) -> str:
+    """Explain why a world cannot run within the limits of this process; empty if it can.
 
     Args:
         ranks: number of ranks of the world.
+        groups: cgroups of this process; None to look them up.
     """
+    if (lack := _lack_of_open_files(ranks)) or ranks <= _FEW_RANKS:
+        return lack
+    groups = own_cgroups() if groups is None else groups
+    return _lack_of_processes(ranks, groups) or _lack_of_memory(ranks, groups)
+
+
+def _lack_of_processes(ranks: int, groups: tuple[CgroupMount, ...]) -> str:
+    needed = _TASKS_OF_RANK * ranks
+    needs = f"and a world of {ranks} ranks needs {needed:,}"
+    # The kernel does not apply the limit of the shell to root.
+    allowed = _allowed(resource.RLIMIT_NPROC) if os.geteuid() else None
+    if allowed is not None and allowed < needed:
+        return f"the limit on processes is {allowed:,}, {needs}: raise it with `ulimit -u {needed}`"
+    for group in groups:
+        # https://docs.kernel.org/admin-guide/cgroup-v2.html#pid-interface-files
+        for limit, used in zip(group.files("pids.max"), group.files("pids.current"), strict=False):
+            if limit.isdigit() and used.isdigit() and int(limit) - int(used) < needed:
+                return (
+                    f"the limit on processes is {int(limit):,} with {int(used):,} in use, {needs}: raise --pids-limit of the "
+                    "container"
+                )
+    return ""
+
+
+def _lack_of_memory(ranks: int, groups: tuple[CgroupMount, ...]) -> str:
+    memory, needed = detect_limits(groups).memory // _MIB, _MEMORY_OF_RANK_MIB * ranks
+    if memory >= needed:
+        return ""
+    return f"the memory is {memory:,} MiB, and a world of {ranks} ranks needs {needed:,} MiB: run fewer ranks"
+
+
+def _lack_of_open_files(ranks: int) -> str:
     # Without this check the store stops accepting connections, and the ranks wait for it until their time limit.
     allowed, needed = _allowed(resource.RLIMIT_NOFILE), _FILES + _FILES_OF_RANK * ranks
     if allowed is None or allowed >= needed:

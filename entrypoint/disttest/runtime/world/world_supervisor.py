@@ -23,7 +23,7 @@ from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.leftovers.segments import Segments
 from disttest.host.leftovers.strays import name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
-from disttest.host.process_limits import lack_of_open_files
+from disttest.host.process_limits import lack_for_ranks
 from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_COLLECT_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.model import ALONE, TestCase, TestResult, WorldKind, WorldShape
 from disttest.outgoing import outgoing
@@ -113,7 +113,7 @@ class WorldSupervisor:
     # --- starting
 
     def _start_ranks(self) -> None:
-        if lack := lack_of_open_files(len(self._own_ranks())):
+        if lack := lack_for_ranks(len(self._own_ranks())):
             self._reason = lack
             return
         listener = self._listen()
