@@ -51,6 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "covers(*ids): behaviours of the catalogue that the test shows")
+    config.addinivalue_line(
+        "markers", "forked_runs: runs are forks of a process with torch imported, if they can be"
+    )
     config.addinivalue_line("markers", "slow(reason): why the test may take more processor time than others")
     if not any(config.getoption(name, None) for name in ("full", "trials", "hypothesis_profile")):  # soaks
         config.pluginmanager.register(SlowTests())

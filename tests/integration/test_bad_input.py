@@ -6,6 +6,8 @@ import pytest
 
 from disttest.model import Outcome
 
+pytestmark = pytest.mark.forked_runs
+
 GOOD = """
     import pytest
     @pytest.mark.world_size(2)

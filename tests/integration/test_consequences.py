@@ -3,6 +3,8 @@
 import pytest
 from lab import Ended, Lab
 
+pytestmark = pytest.mark.forked_runs
+
 LOST_PEERS = """
     import datetime, time
     import pytest, torch, torch.distributed as dist

@@ -16,6 +16,8 @@ from lab import FAULTY_SUITES, Ended, Lab
 
 from disttest.model import Outcome
 
+pytestmark = pytest.mark.forked_runs
+
 HURRY = """
     import disttest.runtime.controller.world_pool
 

@@ -12,6 +12,8 @@ from lab import Ended, Lab
 from disttest.model import Outcome
 from disttest.plugins.deadlock.proven import proof_of
 
+pytestmark = pytest.mark.forked_runs
+
 SUITE = Path(__file__).parents[2] / "examples" / "adopt" / "classes"
 TESTS = '''
 import ctypes

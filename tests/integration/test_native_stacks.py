@@ -8,6 +8,8 @@ from disttest.host.process import fork_child
 from disttest.model import Outcome
 from disttest.runtime.world import native
 
+pytestmark = pytest.mark.forked_runs
+
 TESTS = """
     import time, pytest
     import torch.distributed as dist

@@ -5,6 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.forked_runs
+
 ZOO = Path(__file__).parents[1] / "fixtures" / "zoo" / "test_zoo.py"
 
 

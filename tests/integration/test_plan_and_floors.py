@@ -3,10 +3,14 @@
 import json
 import shutil
 
+import pytest
+
 from disttest.model import Outcome
 from disttest.results.events import TestStarted
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
+
+pytestmark = pytest.mark.forked_runs
 
 TESTS = """
     import pytest

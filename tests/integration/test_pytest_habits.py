@@ -7,6 +7,8 @@ import pytest
 
 from disttest.model import Cause, Outcome
 
+pytestmark = pytest.mark.forked_runs
+
 SUITE = """
     import logging
     import os

@@ -9,6 +9,8 @@ from typed import check_page
 
 from disttest.model import Outcome
 
+pytestmark = pytest.mark.forked_runs
+
 TESTS = """
     import os
     import signal

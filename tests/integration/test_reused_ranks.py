@@ -9,6 +9,8 @@ import pytest
 
 from disttest.model import Outcome
 
+pytestmark = pytest.mark.forked_runs
+
 HEAD = """
     import os
     import signal

@@ -6,6 +6,8 @@ import pytest
 
 from disttest.model import Cause, Outcome
 
+pytestmark = pytest.mark.forked_runs
+
 TESTS = """
     import pytest, torch, torch.distributed as dist
 

@@ -7,6 +7,8 @@ from lab import Lab
 
 from disttest.model import Outcome
 
+pytestmark = pytest.mark.forked_runs
+
 CONFTEST = """
     import os
     import pytest

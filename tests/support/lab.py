@@ -12,6 +12,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from forked_runs import run_in_fork
+
 from disttest.model import TestResult
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
@@ -73,10 +75,22 @@ class Lab:
     """Runs things in a folder of its own and checks that nothing is left of them."""
 
     def __init__(
-        self, folder: Path, *, python: str = sys.executable, environ: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        *,
+        python: str = sys.executable,
+        environ: Mapping[str, str] | None = None,
+        forks: bool = False,
     ) -> None:
-        """A laboratory in a folder, with this interpreter and its environment unless it is given others."""
-        self.folder, self.python = folder, python
+        """A laboratory in a folder, with this interpreter and its environment unless it is given others.
+
+        Args:
+            folder: where it runs things.
+            python: the interpreter.
+            environ: the environment.
+            forks: whether runs to their end may be forks of a process with torch imported.
+        """
+        self.folder, self.python, self.forks = folder, python, forks
         self._environ = environ
 
     def write(self, **files: str) -> Lab:
@@ -104,6 +118,11 @@ class Lab:
         self, *arguments: str, wrapper: Sequence[str] = (), limit_s: float = 240, **environ: str
     ) -> Ended:
         """Run the command to its end."""
+        results = self.folder / "results"
+        if self.forks and not wrapper:
+            ended = run_in_fork(self.python, arguments, self.folder, self.environ | environ, limit_s)
+            if ended is not None:
+                return Ended(*ended, results)
         process = self.start(*arguments, wrapper=wrapper, **environ)
         try:
             output, _ = process.communicate(timeout=limit_s)
@@ -111,7 +130,7 @@ class Lab:
             process.terminate()
             process.communicate(timeout=30)
             raise
-        return Ended(process.returncode, output, self.folder / "results")
+        return Ended(process.returncode, output, results)
 
     def start_pytest(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
         """Start plain pytest with the plugin."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_runs import server_pids
 from lab import Lab
 from results_files import check_results_below
 
@@ -24,21 +25,27 @@ def nothing_left():
     adopt_orphans()
     before, shm = children_of(), shared_memory()
     yield
-    left = {pid: psutil.Process(pid).cmdline() for pid in children_of() - before}
+    left = {pid: psutil.Process(pid).cmdline() for pid in children_of() - before - server_pids()}
     adopt_orphans(enabled=False)
     assert not left, f"processes are left: {left}"
     files = shared_memory() - shm
     assert not files, f"left in shared memory: {sorted(files)}"
 
 
+def _may_fork(request: pytest.FixtureRequest) -> bool:
+    return request.node.get_closest_marker("forked_runs") is not None
+
+
 @pytest.fixture
-def lab(tmp_path: Path, nothing_left) -> Iterator[Lab]:
-    yield Lab(tmp_path)
+def lab(request: pytest.FixtureRequest, tmp_path: Path, nothing_left) -> Iterator[Lab]:
+    yield Lab(tmp_path, forks=_may_fork(request))
     check_results_below(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def module_lab(tmp_path_factory: pytest.TempPathFactory, nothing_left) -> Iterator[Lab]:
+def module_lab(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, nothing_left
+) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("lab")
-    yield Lab(folder)
+    yield Lab(folder, forks=_may_fork(request))
     check_results_below(folder)
