@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from engine import BASE, ROOT, Engine, own_engine
+from engine import BASE, ROOT, Engine, own_engine, start_daemon, stop_daemon, wait_for
 from github_runner import ActionResult
 from launched_job import Job, put_on_path
 from launching import copy_image, ours
@@ -94,6 +96,26 @@ def engine_stops(stage: Stage) -> ActionResult:
         return stage.probe(WAITS, cancel_when=stage.once_ready(stopping.close))
 
 
+def engine_is_killed(stage: Stage) -> ActionResult:
+    """Its container runs on, until an engine with the same data starts."""
+    data = stage.folder / "data"
+    with own_engine(data) as doomed:
+        folder = Path(doomed.host.removeprefix("unix://")).parent
+        daemon = int((folder / "pid").read_text())
+        copy_image(stage.job.image, stage.job.engine, doomed, stage.folder)
+        stage.job.runner.environment["DOCKER_HOST"] = doomed.host
+        done = stage.probe(WAITS, cancel_when=stage.once_ready(lambda: os.kill(daemon, signal.SIGKILL)))
+        os.waitpid(daemon, 0)  # a new one refuses to start beside a zombie
+        again = start_daemon(folder, data, [], ())
+        try:
+            wait_for(doomed, again, folder / "log")
+            for container in ours(doomed):
+                container.remove(force=True)
+        finally:
+            stop_daemon(again)
+    return done
+
+
 def no_engine(stage: Stage) -> ActionResult:
     stage.job.runner.environment["DOCKER_HOST"] = f"unix://{stage.folder}/none.sock"
     return stage.probe("")
@@ -143,6 +165,7 @@ SCENES: dict[str, Callable[[Stage], ActionResult]] = {
     "the machine is too broken to start ranks": lambda stage: stage.run(TWO_RANKS, pids_limit=7),
     "no container engine answers": no_engine,
     "the engine stops in the middle of the run": engine_stops,
+    "the engine is killed in the middle of the run": engine_is_killed,
     "the scheduler cannot be reached": no_scheduler,
     "the `setup` script fails": setup_fails,
     "the `deadline` passes": lambda stage: stage.run(HANGS, deadline=20),
