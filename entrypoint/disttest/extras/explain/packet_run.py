@@ -20,8 +20,15 @@ from disttest.cli.stored_run import find_run, read_run, select
 from disttest.errors import UsageError
 from disttest.extras.explain import limits
 from disttest.extras.explain.hooks import ISSUE
-from disttest.extras.explain.packet import VERSION, LogFile, Packet, history_of, packet_of
-from disttest.extras.explain.packet_text import issue_body, packet_markdown
+from disttest.extras.explain.packet import (
+    VERSION,
+    LogFile,
+    Packet,
+    history_of,
+    issue_body,
+    packet_markdown,
+    packet_of,
+)
 from disttest.options.environment import environment
 from disttest.outgoing import outgoing
 from disttest.reports.log_excerpts import LogFolder

@@ -6,14 +6,13 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
-from disttest.model import WorldKind
+from disttest.model import TestCase, TestResult, WorldKind
 from disttest.options.option import Option, of_every_run
 from disttest.options.values import SWITCH
 
 if TYPE_CHECKING:
     import pytest
 
-    from disttest.model import TestCase, TestResult
     from disttest.options.run import RunOptions
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.messages.protocol import WorldOrder

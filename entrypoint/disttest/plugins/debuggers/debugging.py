@@ -23,7 +23,7 @@ from _pytest.runner import check_interactive_exception
 from disttest.host.process import flush_output
 from disttest.model import MAIN_RANK, WorldKind, rank_name
 from disttest.options.run import WorldSettings
-from disttest.plugins.debuggers.debug_adapter import await_debugger
+from disttest.plugins.debuggers.debug_adapter import StopsWhereATestFails, await_debugger
 from disttest.plugins.debuggers.hooks import DEBUG_RANK, DEBUGPY
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.rank.rank_spec import RankSpec
@@ -52,8 +52,6 @@ def debug_process(spec: RankSpec, config: pytest.Config) -> None:
         and not spec.settings.ranks_collect
         and awaits_debugger(spec.settings, rank)
     ):
-        from disttest.plugins.debuggers.debug_adapter import StopsWhereATestFails, await_debugger
-
         stop = await_debugger(spec.settings, hold)
         config.pluginmanager.register(StopsWhereATestFails(stop), "disttest-debugger")
 

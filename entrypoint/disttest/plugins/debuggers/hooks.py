@@ -65,14 +65,28 @@ def disttest_load_parts(config: pytest.Config) -> None:
 
 @hookimpl
 def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
-    """Suspend limits while a debugger shows a rank."""
-    return {"is_debugged": True} if holds_ranks(config, options) else {}
+    """Suspend limits while a debugger shows a rank.
+
+    Raises:
+        UsageError: ranks cannot be debugged as requested: there is no terminal, no debugpy, or the port is in use.
+    """
+    port = DEBUGPY.of(options)
+    if port is None:
+        return {"is_debugged": True} if _terminal_of(config, options) else {}
+    if not config.getoption("disttest_rank"):
+        from disttest.plugins.debuggers.debug_adapter import LOOPBACK, check_debugger
+
+        check_debugger(port)
+        rank = DEBUG_RANK.of(options) or 0
+        place = f"rank {rank} of each world waits for a debugger at {LOOPBACK}:{port}"
+        config.pluginmanager.register(_Announcement(place), "disttest-debugger-place")
+    return {"is_debugged": True}
 
 
 @hookimpl
 def disttest_settle(config: pytest.Config, options: RunOptions) -> dict[str, str] | None:
     """Return the terminal on which ranks are debugged."""
-    terminal = terminal_of(config, options)
+    terminal = _terminal_of(config, options)
     return {"terminal": terminal} if terminal else None
 
 
@@ -94,29 +108,6 @@ def disttest_started_rank(
     return None if hold is None else debug_started_rank(rank, spec, config, hold)
 
 
-def holds_ranks(config: pytest.Config, options: RunOptions) -> bool:
-    """Return whether ranks are debugged.
-
-    Args:
-        config: pytest's configuration.
-        options: options of the run.
-
-    Raises:
-        UsageError: ranks cannot be debugged as requested: there is no terminal, no debugpy, or the port is in use.
-    """
-    from disttest.plugins.debuggers.debug_adapter import LOOPBACK, check_debugger
-
-    port = DEBUGPY.of(options)
-    if port is None:
-        return bool(terminal_of(config, options))
-    if not config.getoption("disttest_rank"):
-        check_debugger(port)
-        rank = DEBUG_RANK.of(options) or 0
-        place = f"rank {rank} of each world waits for a debugger at {LOOPBACK}:{port}"
-        config.pluginmanager.register(_Announcement(place), "disttest-debugger-place")
-    return True
-
-
 class _Announcement:
     """A plugin of pytest that prints where to connect, also with ``-q``, which has no header."""
 
@@ -128,7 +119,7 @@ class _Announcement:
         return [f"disttest: {self._place}"]
 
 
-def terminal_of(config: pytest.Config, options: RunOptions) -> str:
+def _terminal_of(config: pytest.Config, options: RunOptions) -> str:
     """Return the device of the terminal on which ranks are debugged; empty if none is.
 
     Args:

@@ -6,8 +6,8 @@ import dis
 import sys
 import threading
 from enum import Enum, auto
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import Any
 
 import msgspec
 
@@ -20,10 +20,6 @@ from disttest.extras.sanitizers.order.stream import (
 )
 from disttest.extras.sanitizers.sanitizer import SanitizerRecorder
 from disttest.observe import Call, Wait, as_text, spec_of
-
-if TYPE_CHECKING:
-    from types import FrameType
-
 
 # https://docs.python.org/3/library/dis.html#opcode-STORE_FAST
 _STORES = frozenset({"STORE_FAST"})
