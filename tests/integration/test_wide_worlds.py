@@ -84,6 +84,17 @@ def test_a_deadlock_there_is_proven_in_a_message_about_equal_ranks(ended: Ended)
     ), result.message
 
 
+def test_equal_stacks_are_shown_once(ended: Ended) -> None:
+    assert 1 == ended.output.count(f"stacks of ranks 0-6, 8-{MOST_CONNECTED}:")
+
+
+@pytest.mark.parametrize(
+    ("report", "most_kib"), [("summary.md", 64), ("junit.xml", 256), ("report.html", 1024)]
+)
+def test_reports_stay_small(ended: Ended, report: str, most_kib: int) -> None:
+    assert (ended.results / report).stat().st_size <= most_kib * 1024
+
+
 def test_a_send_that_waits_for_a_connection_is_a_proven_deadlock(lab: Lab) -> None:
     # In half of the pairs, chosen by the addresses, the send already waits for its connection.
     ended = lab.write(test_sends=SENDS).run("test_sends.py", TORCH_GLOO_LAZY_INIT="1")
