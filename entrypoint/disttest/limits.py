@@ -5,6 +5,9 @@ cleanly, and its evidence and reports are lost. ``tests/unit/test_limits.py`` ch
 user can set are in the registry of options.
 """
 
+# One module for all limits, because a test can compare them only there.
+# docs/decisions/0008-limits-in-one-module.md
+
 # --- how often a loop that waits for events looks at the clock as well
 
 TICK_S = 0.2

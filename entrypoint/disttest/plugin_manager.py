@@ -53,6 +53,9 @@ def plugin_manager() -> Plugins:
     return plugins
 
 
+# Not pytest's manager: the command imports no pytest, and that manager accepts only hooks whose names begin with
+# `pytest_`.
+# docs/decisions/0001-plugins-through-own-manager.md
 class Plugins:
     """The built-in and the installed plugins of a process.
 

@@ -30,3 +30,11 @@ def test_the_index_lists_each_record_once() -> None:
     for (number, title, name, date, status), record in zip(rows, RECORDS, strict=True):
         assert name == record.name
         assert record.read_text().startswith(f"# {number}. {title}\n\nDate: {date}. Status: {status}.\n")
+
+
+def test_a_line_of_code_refers_to_each_record() -> None:
+    root = FOLDER.parents[1]
+    files = [root / "action.yml", *(root / "entrypoint" / "disttest").rglob("*.py")]
+    named = {name for path in files for name in re.findall(r"docs/decisions/(\S+\.md)", path.read_text())}
+
+    assert named == {record.name for record in RECORDS}

@@ -80,6 +80,8 @@ class Ended(Frozen):
                 return f"gave no answer within {self.elapsed_s:.0f} s{stuck}"
 
 
+# A child, not a thread: `nvidia-smi` can hang for 20 minutes, and only a process can be killed or given up.
+# docs/decisions/0026-drivers-in-bounded-children.md
 class BoundedChild:
     """A running bounded child. Call :meth:`advance` when one of its descriptors is ready or its time is up."""
 

@@ -33,6 +33,8 @@ _hooks: list[Kernels | Replacements] = []
 _watching: Watching | None = None
 
 
+# A library of the core, not a plugin: several plugins and packages of users look at collectives at the same time.
+# docs/decisions/0002-observe-is-a-library.md
 def install(*tools: Tool) -> None:
     """Install the layer into torch if it is not there, and add tools.
 

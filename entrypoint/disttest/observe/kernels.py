@@ -9,6 +9,7 @@ from __future__ import annotations
 # Alternatives see less: a dispatch mode misses other threads and makes Dynamo skip frames
 # (https://github.com/pytorch/pytorch/issues/164143), patched functions miss C++, and a custom process group misses DDP,
 # FSDP and DTensor.
+# docs/decisions/0023-observe-at-the-dispatcher.md
 import contextlib
 import functools
 import threading

@@ -22,6 +22,9 @@ class PluginSettings(Protocol):
         """Field of an option, mapped to its value as text, for options that were given."""
 
 
+# One row, so that a flag, its variable, its setting, its input of the action and its line in the docs cannot drift
+# apart.
+# docs/decisions/0003-options-are-rows.md
 class Option(Frozen):
     """An option of one or more commands."""
 

@@ -60,6 +60,8 @@ _LEGAL = {
 }
 
 
+# Device errors are proved before they count: a test can also ruin its own CUDA context on a healthy GPU.
+# docs/decisions/0028-failures-suspect-the-machine.md
 class Prove(Frozen):
     """Decision: repeat the preflight on these slots once nothing runs there; start nothing on them meanwhile."""
 

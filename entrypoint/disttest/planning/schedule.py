@@ -207,6 +207,9 @@ def _ends(running: _Running) -> tuple[float, int]:
     return running.ends_s, running.order
 
 
+# Widest first, after batches that outlast all remaining work: longest first leaves gaps, and by width alone a long
+# narrow test starts too late.
+# docs/decisions/0029-widest-first.md
 class BatchScheduler:
     """The event-driven batch scheduler; the module describes its rules. Equal input gives equal decisions.
 

@@ -75,6 +75,8 @@ def facts_of(run: RunResult) -> Facts:
     )
 
 
+# Five entry points end a run. Each of them asks this one rule for its exit code.
+# docs/decisions/0006-one-rule-for-the-end.md
 def conclude(facts: Facts) -> Conclusion:
     """Conclude one run."""
     if facts.signal:

@@ -175,6 +175,8 @@ class RunResult(Frozen):
         return tuple(test for test in self.tests if test.final.is_vacuous)
 
 
+# Terminal, JUnit, HTML, summaries and merges agree because all of them read this one result.
+# docs/decisions/0005-one-journal-one-fold.md
 class Folding:
     """Fold of a growing journal: takes events one by one, and has a result at any time."""
 

@@ -94,6 +94,9 @@ def _marked(ruling: Ruling, state: RankState, outcome: Outcome, why: str) -> Rul
 
 
 # The order matters: the first row that applies decides.
+# Every rank counts. torch's harness checks rank 0 only, so that a rank that dies of SIGSEGV passes; launchers lose
+# exit codes.
+# docs/decisions/0017-every-rank-counts.md
 RULES = (
     Rule(
         ruling=Ruling.CULPRIT,
@@ -223,6 +226,8 @@ def _without_outcome(record: RankRecord) -> RankState:
     return RankState.ENDED_XFAIL if record.xfail else RankState.ENDED
 
 
+# Disagreement is a failure: if some ranks skip and others run, the result means nothing, whatever rank 0 did.
+# docs/decisions/0019-ranks-must-agree.md
 def describe_disagreement(records: Collection[RankRecord]) -> str:
     """``ranks disagree: ranks 0, 2 skipped, rank 1 passed``."""
     by_state: dict[RankState, list[int]] = {}

@@ -211,6 +211,9 @@ def is_symptom(record: RankRecord) -> bool:
     return (record.has_failed or not record.has_died) and is_consequence(record.message)
 
 
+# The earliest failure that is not a lost connection: when a rank dies, its peers fail too, often before the
+# supervisor notices.
+# docs/decisions/0018-culprit-is-the-earliest.md
 def by_guilt(record: RankRecord) -> tuple[bool, float, int]:
     """Sort key of failed ranks: the culprit comes first."""
     after_s = record.failed_after_s if record.failed_after_s is not None else float("inf")

@@ -69,6 +69,7 @@ def _of(item: pytest.Item, plan: ChaosPlan) -> Iterator[pytest.Item]:
         return
     # A fault is a test with a name, such as test_x[4xgloo-kill:1:5], so that slots, logs, JUnit and history need no
     # rules for it. One entry for each broken contract would leave no trace of the faults that were tried.
+    # docs/decisions/0024-chaos-faults-are-tests.md
     for case in plan.cases.get(item.nodeid, ()):
         twin = _with_case(twin_of(item), case)
         rename(twin, _name(item.nodeid, str(case.fault)), collected_as=item.nodeid)

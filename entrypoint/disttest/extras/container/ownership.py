@@ -58,6 +58,8 @@ def hand_back_of(labels: Mapping[str, str]) -> HandBack | None:
     return HandBack(workspace=workspace, owner=owner, since=since)
 
 
+# The container runs as the owner of the workspace: files of root break the next checkout on a persistent runner.
+# docs/decisions/0034-container-user-is-the-owner.md
 def owner_of(path: Path) -> Owner:
     """Return the owner of a path."""
     status = path.stat()

@@ -14,6 +14,7 @@ from disttest.errors import UsageError
 
 MOST_GPUS = 16
 # Preloaded, not found by path: torch's wheels have an RPATH, which takes precedence over LD_LIBRARY_PATH (ld.so(8)).
+# docs/decisions/0035-emulate-below-torch.md
 PRELOADED = ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
 """Libraries that replace torch's: a library that is loaded already under a name serves all requests for it."""
 

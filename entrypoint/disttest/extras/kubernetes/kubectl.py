@@ -22,6 +22,7 @@ from disttest.model import UNREADABLE
 
 # kubectl knows all logins of a kubeconfig, merges templates as the cluster does, and matches the cluster's version.
 # The Python client would be a large dependency for six verbs, and each of its streams needs a thread.
+# docs/decisions/0032-kubectl-not-a-client-library.md
 
 _T = TypeVar("_T")
 

@@ -57,6 +57,9 @@ class _Pending:
         self.is_kept = threading.Event()
 
 
+# Results of calls, not effects: clocks, files and threads would have to be recorded one by one, and each gap would
+# replay another run.
+# docs/decisions/0025-replay-holds-results.md
 class CallRecorder(Tool):
     """Recorder of one test; made when the test begins, in the thread that runs it.
 

@@ -61,6 +61,7 @@ from disttest.runtime.supervisor.standby import become, stand_by
 
 # A process that has only imported, not a pytest process that stays: state of an earlier run (modules, plugins, caches
 # of fixtures) cannot reach a later one.
+# docs/decisions/0036-resident-fork-server.md
 _PRELOADED = (
     *(
         "torch",

@@ -24,6 +24,7 @@ class Chosen(Frozen):
     name: str
     # A sanitizer warns by default: what it finds has passed on this backend, and a default that turns green suites
     # red is switched off.
+    # docs/decisions/0021-sanitizers-warn.md
     fails: bool
     """Whether a finding fails the test; otherwise it is a warning."""
     policy: str = ""

@@ -73,6 +73,8 @@ class Shard(Frozen):
         return self.expected_s / 60 * self.gpus
 
 
+# One plan for all shards: shards that compute their own part from their own timings overlap or lose tests.
+# docs/decisions/0030-plan-once.md
 class Plan(Frozen):
     """Content of ``plan.json``."""
 

@@ -55,6 +55,8 @@ class Holder(Frozen):
     """Start of the lease on :func:`boot_clock`."""
 
 
+# flock, not a file that exists or not, which SIGKILL would leave behind, and not a daemon.
+# docs/decisions/0027-leases-are-flocks.md
 class Lock:
     """A lock that this process holds."""
 

@@ -177,6 +177,8 @@ def _ask(pid: int, stacks: Path, deadline: float) -> str:
     return source.stacks()
 
 
+# An isolated file is a world without ranks, so that the supervisor, the reports and the retries of worlds serve it.
+# docs/decisions/0016-isolated-file-is-a-world.md
 class IsolatedWorld(WorldSupervisor):
     """Watches the process of isolated tests and the processes that these start."""
 

@@ -63,6 +63,8 @@ class Situation(Frozen):
     """Those of the finished ranks that skipped the test, with the reason."""
 
 
+# A proof, not a long silence: a wrong accusation costs trust in every verdict, so every doubt counts for the test.
+# docs/decisions/0022-deadlock-is-a-proof.md
 def find_deadlock(situation: Situation) -> Deadlock | None:
     """Return the proof; None if a rank may continue, or if it is unknown."""
     all_ranks = {**situation.over, **situation.ranks}

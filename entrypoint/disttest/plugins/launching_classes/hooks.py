@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Opt-in under plain pytest: a plugin installed for one project must not change the verdicts of another's tests. It
 # would also break `python FILE --use-pytest`, where torch is imported before any plugin.
+# docs/decisions/0004-installed-changes-nothing.md
 HOST = of_every_run(
     "host",
     SWITCH,

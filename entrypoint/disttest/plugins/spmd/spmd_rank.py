@@ -41,6 +41,8 @@ def leave_hooks_to_ranks(config: pytest.Config) -> None:
     remove_hooks(config, (*OF_REPORTS, _FINISH), of=is_conftest)
 
 
+# A world whose ranks collect, not torchrun: verdicts, logs, limits and reports are those of all worlds.
+# docs/decisions/0015-spmd-is-a-world.md
 class SuiteSession:
     """The plugin of one rank that counts its failed tests and ends its session."""
 

@@ -43,6 +43,8 @@ from disttest.runtime.rank.rank_spec import RankSpec
 _PRELOADED = ("torch.distributed", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 
 
+# For files whose import starts threads or initialises CUDA: this process has imported torch and no code of the user.
+# docs/decisions/0010-fork-server-for-unsafe-files.md
 class ForkServer(ForkLine):
     """The controller's handle of the fork server."""
 

@@ -149,6 +149,8 @@ class Retries:
         )
 
 
+# A skip or an xfail in a retry does not undo the failure before it.
+# docs/decisions/0020-retries-do-not-hide.md
 def _evasion(failed: TestResult, again: TestResult) -> str:
     """Explain why a later attempt does not undo an earlier failure; empty if it does."""
     if again.outcome is Outcome.SKIPPED:

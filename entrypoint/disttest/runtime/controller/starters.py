@@ -31,6 +31,8 @@ ProcessMain = Callable[[RankSpec, Channel, pytest.Session, Mapping[str, pytest.I
 """Main function of a process that a world has started, with the tests that it may run; it never returns."""
 
 
+# A fork, because `import torch` takes 1 to 2 seconds, which N new interpreters would pay N times for each test.
+# docs/decisions/0009-fork-from-the-collector.md
 class ForkStarter:
     """Starts a rank as a fork of this process."""
 

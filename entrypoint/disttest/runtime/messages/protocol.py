@@ -35,6 +35,8 @@ MAX_MESSAGE = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
 
 
+# Typed JSON, not pickle: a rank that fails may write anything into its socket, and unpickling would run it.
+# docs/decisions/0007-typed-json-messages.md
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag=True):
     """Base of all messages."""

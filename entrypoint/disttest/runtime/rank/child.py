@@ -182,6 +182,8 @@ def renew_libraries(threads: int) -> None:
             torch.cuda._cached_device_count = None  # noqa: SLF001
 
 
+# A file, not a pipe: a slow reader of a pipe would block the rank, and a crash would lose what is unread.
+# docs/decisions/0014-log-is-a-file.md
 def send_output_to(path: Path) -> None:
     """Send this process's output, including tracebacks, to a file."""
     point_output_at(path)

@@ -157,6 +157,9 @@ def restore_state(
     return Restoration(_named(leaks), _named(kept), None if leaks else facts, tuple(store_keys))
 
 
+# State is compared after a test, not guarded during it: wrapped modes and functions would run tests in a different
+# torch.
+# docs/decisions/0012-compare-state.md
 class StateRestorer:
     """Keeps the state snapshots of one rank from test to test."""
 

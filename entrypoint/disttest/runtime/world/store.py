@@ -15,6 +15,8 @@ def has_store() -> bool:
     return dist is not None and dist.is_available()
 
 
+# A port that is picked and released, as other harnesses do, collides with others. This socket never stops listening.
+# docs/decisions/0013-world-serves-the-store.md
 def host_store(listener: socket.socket | None) -> Any:
     """Serve the rendezvous store on a socket that has listened since before the first rank started.
 

@@ -100,6 +100,8 @@ class JobSetting(NamedTuple):
     clock: Callable[[], float] = time.monotonic
 
 
+# The client decides and nodes only report, because nodes die and networks split.
+# docs/decisions/0031-client-conducts.md
 class Conductor(ABC):
     """Common part of the two kinds of jobs."""
 
