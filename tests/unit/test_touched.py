@@ -45,8 +45,8 @@ def test_what_has_changed_itself_comes_before_what_is_named_after_a_module(touch
 
 
 def test_a_package_stands_for_its_modules(touched):
-    """``from disttest.model import Outcome`` reads model/outcomes.py."""
-    assert "integration/test_fault_matrix.py" in touched("entrypoint/disttest/model/outcomes.py")
+    """``from disttest.model import Outcome`` reads model/rank_record.py."""
+    assert "integration/test_fault_matrix.py" in touched("entrypoint/disttest/model/rank_record.py")
 
 
 def test_helpers_hand_on_what_they_import(touched):

@@ -7,35 +7,40 @@ durations in seconds.
 There is one module for each subject; other packages import all names from here.
 """
 
-from disttest.model.attempt_result import TestResult
-from disttest.model.batch import Batch, Slot
-from disttest.model.cases import ALONE, Isolation, TestCase, WorldKind, WorldShape
-from disttest.model.cpu_step import CpuStep
+from disttest.model.attempt_result import (
+    FROM_ROOT,
+    TO_ROOT,
+    Edge,
+    HangCause,
+    PluginFinding,
+    RankCalls,
+    Section,
+    SeenCall,
+    TestResult,
+    WaitGraph,
+    WindowEdge,
+    short_place,
+)
+from disttest.model.cases import ALONE, Batch, Isolation, Slot, TestCase, WorldKind, WorldShape
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
-from disttest.model.outcomes import Cause, Outcome, RankEnd
 from disttest.model.rank_record import (
     MAIN_RANK,
     RANKS_DISAGREE,
+    Cause,
     Collective,
+    FactKind,
+    Outcome,
+    RankEnd,
     RankRecord,
+    Recorded,
+    RecordedFact,
+    RecordedWarning,
     consecutive,
     group_title,
     rank_name,
     rank_names,
 )
-from disttest.model.recorded import FactKind, Recorded, RecordedFact, RecordedWarning
-from disttest.model.rules import FlakyRule, VerdictRule
-from disttest.model.run_facts import Hardware, Invocation, RunPart, ShardSpan
-from disttest.model.sections import Edge, HangCause, Section, WaitGraph
-from disttest.model.seen_calls import (
-    FROM_ROOT,
-    TO_ROOT,
-    PluginFinding,
-    RankCalls,
-    SeenCall,
-    WindowEdge,
-    short_place,
-)
+from disttest.model.run_facts import CpuStep, FlakyRule, Hardware, Invocation, RunPart, ShardSpan, VerdictRule
 
 __all__ = [
     "ALONE",

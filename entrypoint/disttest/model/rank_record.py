@@ -1,15 +1,105 @@
-"""Record of one rank in an attempt of a test."""
+"""Record of one rank in an attempt of a test: its outcome, its calls, and the warnings and facts of the test."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
 from disttest.model.frozen import Frozen, Seconds
-from disttest.model.outcomes import Outcome, RankEnd
-from disttest.model.recorded import Recorded
+
+
+class Outcome(StrEnum):
+    """Outcome of a test, or of one rank's part of it."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    XPASSED = "xpassed"
+    NOT_RUN = "not_run"
+    """The test was neither called nor skipped: the run stopped before (``-x``), or no process reported its call."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the test was called, or should have been."""
+        return self not in (Outcome.SKIPPED, Outcome.NOT_RUN)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it makes the run red."""
+        return self in (Outcome.FAILED, Outcome.ERROR)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether later actions of the rank cannot change it; its peers may wait for the rank in vain."""
+        return self.is_bad or self is Outcome.XFAILED
+
+
+class Cause(StrEnum):
+    """The party to blame for a bad outcome."""
+
+    TEST = "test"
+    INFRASTRUCTURE = "infrastructure"
+    PLUGIN = "plugin"
+    """A plugin failed next to the test, so the test's own outcome is unknown. There is no retry."""
+
+
+class RankEnd(StrEnum):
+    """The way in which a rank's part of a test ended."""
+
+    REPORTED = "reported"
+    """The rank ran the whole protocol and reported it."""
+    EXITED = "exited"
+    """Its process exited before the end of the test."""
+    SIGNALLED = "signalled"
+    """A signal that disttest did not send ended its process."""
+    KILLED = "killed"
+    """disttest ended it because another rank had failed, or the deadline had passed."""
+    LOST = "lost"
+    """It closed its control channel, or sent a malformed message."""
+
+
+class RecordedWarning(Frozen):
+    """A warning that pytest's filters let pass."""
+
+    category: str
+    """Its class, with the module: ``builtins.UserWarning``."""
+    message: str
+    file: str
+    line: int
+
+
+class FactKind(StrEnum):
+    """The part of a report to which a fact belongs."""
+
+    PROPERTY = "property"
+    """``record_property``."""
+    ATTRIBUTE = "attribute"
+    """``record_xml_attribute``."""
+    SUITE_PROPERTY = "suite property"
+    """``record_testsuite_property``."""
+    SECTION = "section"
+    """``add_report_section``."""
+
+
+class RecordedFact(Frozen):
+    """A name and a value, as text."""
+
+    kind: FactKind
+    name: str
+    value: str
+
+
+class Recorded(Frozen):
+    """All warnings and facts of one process in one attempt of a test."""
+
+    warnings: tuple[RecordedWarning, ...] = ()
+    facts: tuple[RecordedFact, ...] = ()
+
 
 MAIN_RANK = -1
 RANKS_DISAGREE = "ranks disagree at "

@@ -1,12 +1,13 @@
-"""Machine and request of a run."""
+"""Machine, request, rules and cost of a run."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from disttest.model.frozen import Code, Count, Frozen, Moment
+from disttest.model.frozen import Code, Count, Frozen, Moment, Seconds
 
 
 class Hardware(Frozen):
@@ -77,3 +78,30 @@ class ShardSpan(Frozen):
     """Prefix of the names of its worlds and slots, before a slash."""
     cpu_slots: Count = 0
     """CPU slots in addition to the GPUs that ``slots`` counts, if its worlds computed on both."""
+
+
+class CpuStep(Frozen):
+    """CPU cost of one step in the life of a process."""
+
+    role: str
+    """Kind of process: ``rank``, ``world``, ``controller``."""
+    step: str
+    cpu_s: Seconds
+    faults: Count = 0
+    """Number of pages that the kernel had to map or copy."""
+
+
+class VerdictRule(StrEnum):
+    """The rules that judge a test of kind ``main``."""
+
+    STRICT = "strict"
+    """Every rank counts."""
+    TORCH = "torch"
+    """As in torch's own harness: after errors, only rank 0 counts."""
+
+
+class FlakyRule(StrEnum):
+    """The treatment of a test that passed only on a retry."""
+
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
