@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import click
     import pytest
 
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
     from disttest.host.event_loop import NotedSignals
     from disttest.model import Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape

@@ -2,7 +2,7 @@
 
 Code that writes text passes it through :data:`outgoing`. A plugin may install a filter there, for example one that hides
 secrets; without one each text passes unchanged. The processes of a run share what their filters know through one inherited
-descriptor.
+descriptor. Texts that are longer than a message or a line of the journal can carry are cut.
 """
 
 from __future__ import annotations
@@ -128,3 +128,27 @@ class FilteredStream:
 
 outgoing = Outgoing()
 """The filter of this process."""
+
+
+LONGEST_TEXT = 256 * 1024
+"""Characters of one text, which is more than a report shows."""
+
+
+def shorten(text: str) -> str:
+    """Keep the head and the tail of a text that is too long; return any other text unchanged."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    half = LONGEST_TEXT // 2
+    mark = f"[disttest: {len(text) - 2 * half} characters cut: a report has room for {LONGEST_TEXT:,}]"
+    return f"{text[:half]}\n\n{mark}\n\n{text[-half:]}"
+
+
+def shorten_all(value: Any) -> Any:
+    """Shorten every text in a tree of dicts and lists."""
+    if isinstance(value, str):
+        return shorten(value)
+    if isinstance(value, dict):
+        return {shorten_all(key): shorten_all(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shorten_all(item) for item in value]
+    return value

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from action_files import ROOT, expected
 
+from disttest.cli.github_step import INPUTS, Input, InputKind, groups_of_inputs
 from disttest.cli.main import command
 from disttest.extras.container.command import launch
-from disttest.options.action_inputs import INPUTS, Input, InputKind, groups_of_inputs
 from disttest.options.flags import ForeignOption
 from disttest.options.registry import RUN_OPTIONS
 from disttest.planning.targets import suite_names

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import disttest
+from disttest.cli.github_step import CLUSTER_INPUTS, INPUTS, Input, groups_of_inputs
 from disttest.extras.cluster.option_rows import RUN_OPTIONS as CLUSTER_OPTIONS
-from disttest.options.action_inputs import CLUSTER_INPUTS, INPUTS, Input, groups_of_inputs
 from disttest.options.option import Option
 from disttest.options.registry import FLOOR_OPTIONS
 from disttest.reports.outputs import OUTPUTS

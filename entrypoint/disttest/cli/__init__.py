@@ -1,1 +1,1 @@
-"""The ``disttest`` command, with a module for each subcommand. No other package exits the process."""
+"""The ``disttest`` command. No other package exits the process."""

@@ -16,11 +16,9 @@ import click
 
 import disttest
 from disttest import github
-from disttest.cli.collection import list_command
+from disttest.cli.commands import list_command, report, run_command
 from disttest.cli.github_step import github_step, publish_failure
 from disttest.cli.purposes import PURPOSES, Purpose
-from disttest.cli.report import report
-from disttest.cli.run import run_command
 from disttest.cli.words import warn
 from disttest.errors import DisttestError, ExitCode
 from disttest.host.process_limits import check_limits

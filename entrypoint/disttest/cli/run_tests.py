@@ -1,4 +1,4 @@
-"""``disttest run``: reads the request, has it executed by the core or a plugin, and reports the result."""
+"""``disttest run``: has a request executed by the core or a plugin, and reports the result."""
 
 from __future__ import annotations
 
@@ -15,20 +15,15 @@ from typing import Any
 import msgspec
 
 from disttest.cli.progress_mode import choose_progress, runs_nothing
-from disttest.cli.run_place import PreparedRun, RunPlace
-from disttest.cli.selection import RunSelection, take_selection
+from disttest.cli.run_request import PreparedRun, RunRequest, read_request
 from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn
 from disttest.host.event_loop import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
-from disttest.model import Hardware, Invocation, RunPart
+from disttest.model import Hardware, Invocation
 from disttest.options.environment import environment, remove_from_environment
-from disttest.options.flags import was_given
-from disttest.options.option import Option
-from disttest.options.project_file import ProjectSettings, read_project_settings
-from disttest.options.registry import COMMAND_SETTINGS, KEEP_RESULTS
-from disttest.options.run import RunOptions, by_command, filled, given_options, parse_given, resolve_options
-from disttest.options.values import check_provided
+from disttest.options.registry import KEEP_RESULTS
+from disttest.options.run import RunOptions, filled, resolve_options
 from disttest.output import drain_streams
 from disttest.planning.targets import Targets, resolve_targets
 from disttest.plugin_manager import blaming, plugin_manager
@@ -46,64 +41,6 @@ from disttest.runtime.supervisor.run_supervisor import (
     pytest_command,
     run_supervised,
 )
-
-Flags = Mapping[str, str | None]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """A request from flags, variables and the project's file."""
-
-    targets: tuple[str, ...]
-    pytest_args: Sequence[str]
-    progress: str
-    flags: Flags
-    """Flags by field name, as text."""
-    options: RunOptions
-    asked: dict[str, str]
-    """Options that were given, by name."""
-    selection: RunSelection
-    setup: Path | None
-    settings: Mapping[str, Any]
-    """Options that only the command reads, by field."""
-    given_settings: tuple[Option, ...]
-    """Those of them that a flag or a variable has set."""
-    place: RunPlace | None = None
-    """Place of the run; None for this machine."""
-    part: RunPart | None = None
-    """Part of a divided run; None for a whole run."""
-    selecting: tuple[str, ...] = ()
-    """Arguments of plugins by which pytest selects tests. Files in them are files of this machine."""
-    attachments: Mapping[str, Path] = dataclasses.field(default_factory=dict)
-    """Files to copy into the results directory, by their names there."""
-
-    def with_option(self, option: Option, text: str) -> RunRequest:
-        """Return this request with another value of a plugin's option, as if the user had not given it."""
-        settings = self.options
-        return dataclasses.replace(
-            self,
-            flags={**self.flags, option.field: text},
-            options=msgspec.structs.replace(
-                settings, plugin_options={**settings.plugin_options, option.field: text}
-            ),
-            asked={name: value for name, value in self.asked.items() if name != option.name},
-        )
-
-    @property
-    def selection_arguments(self) -> list[str]:
-        """Arguments by which pytest selects and orders tests."""
-        return [*self.selection.pytest_arguments(), *self.selecting]
-
-    @property
-    def needs_new_processes(self) -> tuple[str, ...]:
-        """Options of the run that only new processes can serve."""
-        device = self.options.device
-        asked: dict[str, Any] = {
-            "--setup": self.setup,
-            self.place.option if self.place else "": self.place,
-            f"--device {device}": check_provided(device),
-        }
-        return tuple(name for name, value in asked.items() if value)
 
 
 def run_tests(
@@ -135,47 +72,6 @@ def run_tests(
             return conclude(Facts(signal=signum)).exit_code
         request = _shortened(request, time.monotonic() - began_s)
     return _run(request, signals)
-
-
-def read_request(
-    targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
-) -> RunRequest:
-    """Read the whole request; arguments as for :func:`run_tests`.
-
-    Raises:
-        UsageError: it is invalid.
-    """
-    rest = dict(given)
-    setup = rest.pop("setup")
-    project = read_project_settings(targets)
-    settings = {row.field: _setting(row, rest, project) for row in COMMAND_SETTINGS}
-    selection = take_selection(rest)
-    flags = project.fill(rest)
-    request = RunRequest(
-        targets=targets,
-        pytest_args=pytest_args,
-        progress=progress,
-        flags=by_command(flags),
-        options=resolve_options(flags),
-        asked=given_options(flags),
-        selection=selection,
-        setup=setup,
-        settings=settings,
-        given_settings=tuple(row for row in COMMAND_SETTINGS if was_given(row)),
-    )
-    return plugin_manager().chain("disttest_prepare_run", "request", request)
-
-
-def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) -> Any:
-    """Take the value of a setting from flag or variable, else from the project's file, else the default."""
-    asked = given.pop(option.field, option.default)
-    if was_given(option):
-        return asked
-    variable = environment().get(option.variable, "") if option.no_flag and option.has_variable else ""
-    if variable:
-        return parse_given(option, variable, option.variable)
-    text = project.texts.get(option.name, "")
-    return option.type.parse(text) if text else asked
 
 
 def _shortened(request: RunRequest, spent_s: float) -> RunRequest:

@@ -1,4 +1,4 @@
-"""The flags of the commands, made from the registry."""
+"""The flags of the commands, made from the registry, and those of pytest that are accepted without ``--``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,60 @@ from typing import Any
 import click
 
 from disttest.errors import UsageError
+from disttest.model import Frozen
 from disttest.options.environment import environment
 from disttest.options.option import Option
-from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS, PytestWord
 from disttest.options.registry import RUN_OPTIONS, groups_of, is_shown, options_of
 from disttest.options.values import Type, spell_out
+
+PYTEST_GROUP = "Options of pytest (all others behind --)"
+
+
+class PytestWord(Frozen):
+    """One such option."""
+
+    flags: tuple[str, ...]
+    help: str
+    commands: tuple[str, ...] = ("run",)
+    form: str = ""
+    """Placeholder of its value; empty if it has none."""
+    many: bool = False
+    """Whether it may be repeated, each time with a value."""
+
+
+_COLLECTING = ("run", "list", "plan")
+
+PYTEST_WORDS = (
+    PytestWord(
+        flags=("-k",), form="EXPR", help="Only tests whose names match this expression.", commands=_COLLECTING
+    ),
+    PytestWord(
+        flags=("-m",),
+        form="MARKS",
+        help="Only tests whose marks match this expression.",
+        commands=_COLLECTING,
+    ),
+    PytestWord(
+        flags=("-p",),
+        form="NAME",
+        help="Load a plugin of pytest; no:NAME leaves out one of pytest or disttest, such as no:disttest.html.",
+        commands=_COLLECTING,
+        many=True,
+    ),
+    PytestWord(flags=("-x",), help="Stop at the first failure."),
+    PytestWord(flags=("--maxfail",), form="N", help="Stop after so many failures."),
+    PytestWord(
+        flags=("-s",),
+        help="Show what tests print, as they print it: each line of a rank with its rank in front.",
+    ),
+    PytestWord(flags=("-v",), help="Show pytest's own output, with more of it for each further v."),
+    PytestWord(
+        flags=("--pdb",),
+        help="Debug a test where it fails; of a world, the rank that fails first.",
+    ),
+)
+"""All other options are given after ``--``, where pytest's command line begins."""
+
 
 _GIVEN = "disttest.given"
 _HANDED_ON = "disttest.handed_on"

@@ -7,13 +7,11 @@ from typing import Any
 
 from disttest.errors import PluginError
 from disttest.options import run_rows
-from disttest.options.command_rows import (
-    KEEP_RESULTS,
-    OTHER_OPTIONS,
-)
 from disttest.options.option import IN_CONTAINER, PLANS, Option
 from disttest.options.run_rows import (
     FLOOR_OPTIONS,
+    KEEP_RESULTS,
+    OTHER_OPTIONS,
     SELECTION_OPTIONS,
 )
 from disttest.plugin_manager import plugin_manager

@@ -17,7 +17,7 @@ from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule
 from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.registry import PLUGIN_OPTIONS, RUN_OPTIONS, default_of
-from disttest.planning.gpu_request import GpuShare
+from disttest.options.values import GpuShare
 from disttest.plugin_manager import plugin_manager
 
 

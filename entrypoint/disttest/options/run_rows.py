@@ -1,6 +1,8 @@
-"""The options of ``disttest run``: those of every run, and those of this command."""
+"""The options of the core: those of every run, and those of the commands."""
 
 from __future__ import annotations
+
+import sys
 
 from disttest.model import FlakyRule, VerdictRule
 from disttest.options.option import of_every_run, rows_of
@@ -16,13 +18,16 @@ from disttest.options.values import (
     SWITCH,
     WHOLE,
     WORLD_SIZES,
+    GpuShare,
     Type,
     devices,
     member_of,
+    one_of,
+    parse_share,
     path,
+    text,
 )
 from disttest.planning.backends import BACKENDS, DEVICES
-from disttest.planning.gpu_request import GpuShare, parse_share
 
 UNTIL_FAIL = "until-fail"
 """The value of ``--repeat`` that stops at the first failure."""
@@ -218,3 +223,35 @@ SELECTION_OPTIONS = (
     *FLOOR_OPTIONS,
 )
 """Options that refer to earlier runs, and the minimum requirements."""
+
+
+KEEP_RESULTS = _run(
+    "keep-results",
+    Type(form="N|all", parse=lambda text: sys.maxsize if text == "all" else WHOLE.parse(text)),
+    "Keep the results of so many earlier runs, as folders next to --results; older ones are deleted.",
+    default=1,
+    has_variable=True,
+    inputs=(),
+    for_command=True,
+)
+
+
+OTHER_OPTIONS = (
+    KEEP_RESULTS,
+    _run(
+        "progress",
+        one_of(AUTO, "live", "lines", "pytest"),
+        "What a run shows while it lasts; pytest: its own output.",
+        default=AUTO,
+        inputs=(),
+        of_every_run=True,
+    ),
+    rows_of("list")("tests", SWITCH, "List every test, not only the suites.", default=False),
+    rows_of("report")("format", text("NAME"), "What to write.", many=True, otherwise="all"),
+    rows_of("report")(
+        "history",
+        path("DIR"),
+        "Results directory of an earlier run, for the trend and the past of each test in report.html.",
+        many=True,
+    ),
+)

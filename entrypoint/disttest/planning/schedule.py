@@ -28,9 +28,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from disttest.model import Batch, Frozen, Slot
-from disttest.planning.placement import SlotPool
+from disttest.planning.placement import PendingBatches, SlotPool
 from disttest.planning.timings import UNKNOWN_S
-from disttest.planning.waiting import PendingBatches
 
 # Counting overtakers from the start left slots idle while a wide world waited (makespan 1.4 times the lower bound
 # at worst, 1.1 now). Not counting them let a stream of tests with wrong estimates hold up a wide world for ever.

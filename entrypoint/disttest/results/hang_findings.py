@@ -14,8 +14,18 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.model import RANKS_DISAGREE, Collective, Outcome, RankEnd, RankRecord, rank_names, short_place
-from disttest.own_frames import HARNESS
 from disttest.planning.backends import backend_named
+
+HARNESS_PLACES = (
+    "/disttest/runtime/",
+    "/disttest/extras/",
+    "/disttest/plugins/",
+    "/disttest/plugin_manager.py",
+)
+"""Parts of the paths of files whose stack frames belong to the harness around a test."""
+HARNESS = "|".join(map(re.escape, HARNESS_PLACES))
+"""The same as a regular expression."""
+
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
-from disttest.cut_texts import shorten
 from disttest.model import short_place
+from disttest.outgoing import shorten
 from disttest.results.hang_findings import is_library
 
 _TRACEBACK = "Traceback (most recent call last):"

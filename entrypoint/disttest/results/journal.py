@@ -16,12 +16,11 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from disttest.cut_texts import shorten_all
 from disttest.errors import JournalError, UsageError
 from disttest.host.copies import is_copy
 from disttest.host.lines import LONGEST_LINE, Lines
 from disttest.model import UNREADABLE
-from disttest.outgoing import outgoing
+from disttest.outgoing import outgoing, shorten_all
 from disttest.plugin_manager import plugin_manager
 from disttest.results.events import AnyEvent, Event, Noted, RunFinished
 from disttest.safe_open import open_regular

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from disttest.model import MAIN_RANK, Cause, Outcome, RankEnd, RankRecord, TestResult, rank_names
-from disttest.own_frames import HARNESS
 from disttest.results.exit_codes import WOKEN
+from disttest.results.hang_findings import HARNESS
 from disttest.results.rulings import is_disagreement
 
 STACKS_HEADING = "[disttest: stacks of rank "

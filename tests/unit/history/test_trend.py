@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 from sample_runs import SampleRun
 
-from disttest.cli.report import report
+from disttest.cli.commands import report
 from disttest.errors import UsageError
 from disttest.extras.history.command import trend
 from disttest.extras.history.shown import points_of, print_trend, sparkline

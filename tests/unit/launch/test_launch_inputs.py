@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.cli.github_step import check_command, enter
+from disttest.cli.github_step import (
+    INPUTS,
+    Input,
+    check_command,
+    enter,
+    read_inputs,
+    secret_variables,
+    step_arguments,
+)
 from disttest.errors import UsageError
 from disttest.extras.container.container_environment import is_allowed
-from disttest.options.action_inputs import INPUTS, Input, read_inputs, secret_variables, step_arguments
 
 
 def _takes_any_text(one: Input) -> bool:

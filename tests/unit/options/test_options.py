@@ -16,9 +16,15 @@ from disttest.errors import PluginError, UsageError
 from disttest.hookspecs import hookimpl
 from disttest.model import FlakyRule, Isolation
 from disttest.options import registry
-from disttest.options.flags import ForeignOption, RegistryCommand, flags, take_secrets
+from disttest.options.flags import (
+    PYTEST_GROUP,
+    PYTEST_WORDS,
+    ForeignOption,
+    RegistryCommand,
+    flags,
+    take_secrets,
+)
 from disttest.options.option import Option
-from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS
 from disttest.options.registry import (
     OPTIONS,
     PLUGIN_OPTIONS,
@@ -28,8 +34,7 @@ from disttest.options.registry import (
     options_of,
 )
 from disttest.options.run import RunOptions, given_options, resolve_options
-from disttest.options.values import WHOLE
-from disttest.planning.gpu_request import GpuShare
+from disttest.options.values import WHOLE, GpuShare
 from disttest.plugin_manager import Plugins
 from disttest.plugins.masking.hooks import MASK
 

@@ -7,7 +7,6 @@ import shutil
 import msgspec
 import pytest
 
-from disttest.cut_texts import LONGEST_TEXT
 from disttest.errors import JournalError, UsageError
 from disttest.model import (
     SCHEMA_VERSION,
@@ -19,6 +18,7 @@ from disttest.model import (
     TestResult,
     WorldShape,
 )
+from disttest.outgoing import LONGEST_TEXT
 from disttest.plugins.masking.masker import Masker
 from disttest.reports.aggregates import headline
 from disttest.results.events import (

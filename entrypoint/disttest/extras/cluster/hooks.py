@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import click
     import pytest
 
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.options.option import Option
 
 

@@ -19,8 +19,7 @@ from disttest.options.values import check_provided
 from disttest.planning.backends import GPU
 
 if TYPE_CHECKING:
-    from disttest.cli.run_place import PreparedRun
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import PreparedRun, RunRequest
     from disttest.extras.cluster.protocol.launcher import Capacity, Launcher
     from disttest.results.fold import RunResult
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from disttest.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
 
 FORM = "emulated-cuda:N"
 

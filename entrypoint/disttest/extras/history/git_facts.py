@@ -16,7 +16,7 @@ from disttest.model import Frozen
 from disttest.options.environment import environment
 
 if TYPE_CHECKING:
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
 
 
 _SYSTEMS = (

@@ -11,7 +11,7 @@ from disttest.hookspecs import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.extras.history.git_facts import CommitFacts
     from disttest.options.option import Option
     from disttest.planning.timings import Sample, WorldStart

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import click
     import pytest
 
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.model import TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.run import RunOptions
     from disttest.results.repeat import Run

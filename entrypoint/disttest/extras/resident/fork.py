@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from disttest.cli.commands import run_command
 from disttest.cli.main import command, parted
-from disttest.cli.run import run_command
-from disttest.cli.run_tests import read_request
+from disttest.cli.run_request import read_request
 from disttest.errors import DisttestError
 from disttest.extras.resident.parents import terms_of, wants_resident
 from disttest.extras.resident.terms import ForkTerms

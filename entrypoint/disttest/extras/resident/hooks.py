@@ -11,7 +11,7 @@ from disttest.hookspecs import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.host.event_loop import NotedSignals
     from disttest.options.option import Option
 

@@ -14,7 +14,7 @@ from disttest.reports.text import count, duration
 from disttest.runtime.supervisor.standby import is_standing_by
 
 if TYPE_CHECKING:
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.extras.resident.endpoint import ParentEndpoint
 
 

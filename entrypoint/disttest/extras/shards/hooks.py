@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import click
     import pytest
 
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.model import TestCase
     from disttest.runtime.controller.session import TestSelection
 

@@ -10,7 +10,7 @@ import click
 
 import disttest
 from disttest.cli.purposes import Purpose, serves
-from disttest.cli.selection import read_text
+from disttest.cli.run_request import read_text
 from disttest.cli.words import warn
 from disttest.errors import UsageError
 from disttest.extras.shards.shard_plan import Plan, decode_plan

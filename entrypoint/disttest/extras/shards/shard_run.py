@@ -22,7 +22,7 @@ from disttest.plugin_manager import plugin_manager
 from disttest.safe_open import read_input
 
 if TYPE_CHECKING:
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.runtime.controller.session import TestSelection
 
 

@@ -14,7 +14,7 @@ from disttest.options.values import PORT, WHOLE, Type
 if TYPE_CHECKING:
     import pytest
 
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.options.run import RunOptions
     from disttest.runtime.rank.rank_spec import RankSpec
 

@@ -17,7 +17,7 @@ from typing import Any
 from disttest.host.loaded import replaced_entry
 from disttest.model import Collective
 from disttest.outgoing import outgoing
-from disttest.own_frames import HARNESS_PLACES
+from disttest.results.hang_findings import HARNESS_PLACES
 
 KEPT = 100
 """Number of a test's last collectives that are reported. The raw dump has all of them."""

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from disttest.clock import monotonic, sleep
-from disttest.cut_texts import shorten
+from disttest.outgoing import shorten
 from disttest.model import Outcome, RankEnd, RankRecord
-from disttest.own_frames import HARNESS
+from disttest.results.hang_findings import HARNESS
 from disttest.results.exit_codes import WOKEN
 from disttest.results.headline import headline, raised_line
 from disttest.results.verdict import is_consequence

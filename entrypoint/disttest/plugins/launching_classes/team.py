@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from disttest.cut_texts import shorten
+from disttest.outgoing import shorten
 from disttest.host.descendants import kill_descendants
 from disttest.host.proc import forked_children
 from disttest.host.process import Child, Exit, end_all, signal_name, wait_all

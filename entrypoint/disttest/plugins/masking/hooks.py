@@ -11,7 +11,7 @@ from disttest.options.values import LINES
 from disttest.plugins.masking.masker import SHORTEST, masker
 
 if TYPE_CHECKING:
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.options.run import RunOptions
     from disttest.outgoing import OutputFilter
 

@@ -13,7 +13,7 @@ from disttest.options.option import PLANS, Option, rows_of
 from disttest.options.values import SWITCH
 
 if TYPE_CHECKING:
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.results.fold import RunResult
 
 

@@ -15,7 +15,7 @@ from disttest.options.values import WORLD_SIZES
 if TYPE_CHECKING:
     import pytest
 
-    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.run_request import RunRequest
     from disttest.options.run import RunOptions
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost

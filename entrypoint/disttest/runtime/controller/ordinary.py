@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from _pytest.junitxml import xml_key
 
-from disttest.cut_texts import shorten
 from disttest.model import Cause, Outcome, TestCase, TestResult
+from disttest.outgoing import shorten
 from disttest.results.verdict import NOT_RUN
 from disttest.runtime.controller.pytest_reports import RERUN
 from disttest.runtime.controller.run_recorder import RunRecorder

@@ -16,14 +16,13 @@ import msgspec
 import pytest
 
 from disttest.clock import monotonic
-from disttest.cut_texts import shorten
 from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
 from disttest.host.devices import detect_machine
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
 from disttest.limits import LEASE_WAIT_S, REFUSAL_S
 from disttest.model import Frozen, Slot, TestCase, WorldKind
-from disttest.outgoing import outgoing
+from disttest.outgoing import outgoing, shorten
 from disttest.planning.timings import Timings, hardware_key
 from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import Home, ResultsDirectory, adopt

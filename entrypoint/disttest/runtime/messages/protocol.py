@@ -13,7 +13,6 @@ from typing import Any, dataclass_transform
 
 import msgspec
 
-from disttest.cut_texts import shorten_all
 from disttest.errors import ProtocolError
 from disttest.model import (
     UNREADABLE,
@@ -28,7 +27,7 @@ from disttest.model import (
     WorldKind,
 )
 from disttest.options.run import WorldSettings
-from disttest.outgoing import outgoing
+from disttest.outgoing import outgoing, shorten_all
 from disttest.results.directory import Home
 
 MAX_MESSAGE = 64 * 1024 * 1024

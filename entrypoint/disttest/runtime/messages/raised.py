@@ -16,8 +16,7 @@ from _pytest.outcomes import OutcomeException
 
 from disttest.errors import ExitCode
 from disttest.model import Outcome, short_place
-from disttest.own_frames import HARNESS
-from disttest.results.hang_findings import is_library
+from disttest.results.hang_findings import HARNESS, is_library
 from disttest.results.headline import headline
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.protocol import Raised, RunStop

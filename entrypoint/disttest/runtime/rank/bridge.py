@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from _pytest.skipping import xfailed_key
 
-from disttest.cut_texts import shorten, shorten_all
 from disttest.host.copies import is_copy
 from disttest.host.process import leave_if_copy
 from disttest.limits import PHASE_REPORT_S
 from disttest.model import Outcome
+from disttest.outgoing import shorten, shorten_all
 from disttest.results.headline import headline
 from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.cut_texts import LONGEST_TEXT
 from disttest.errors import ProtocolError
+from disttest.outgoing import LONGEST_TEXT
 from disttest.runtime.messages.protocol import (
     MAX_MESSAGE,
     Cancel,
