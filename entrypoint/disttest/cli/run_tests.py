@@ -28,11 +28,10 @@ from disttest.output import drain_streams
 from disttest.planning.targets import Targets, resolve_targets
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.conclusion import Facts, conclude
-from disttest.results.directory import ResultsDirectory, claim, claim_default
+from disttest.results.directory import ResultsDirectory, claim, claim_default, remove_old
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, record_end
 from disttest.results.repeat import variables_of_classes
-from disttest.results.retention import remove_old
 from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.supervisor.listing import ask_pytest
 from disttest.runtime.supervisor.run_supervisor import (

@@ -1,16 +1,30 @@
-"""Aggregates of a run for reports that people read, independent of their format."""
+"""Aggregates of a run for reports that people read, independent of their format.
+
+Failures of one cause are shown once, and so are equal findings of plugins that fail no test.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from disttest.errors import ExitCode
-from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name, rank_names
+from disttest.model import (
+    Cause,
+    Outcome,
+    PluginFinding,
+    RankEnd,
+    RankRecord,
+    SeenCall,
+    TestResult,
+    rank_name,
+    rank_names,
+)
+from disttest.reports.location import Location, Repository
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 from disttest.results.narrative import how_ended
@@ -322,3 +336,63 @@ def headline(run: RunResult) -> str:
     parts = [f"{number:,} {name}" for number, name in named if number]
     took_s = run.duration_s if run.whole_s is None else run.whole_s
     return f"{', '.join(parts) or count(0, 'test')} in {duration(took_s)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned:
+    """A finding that fails no test, and the tests in which it occurred."""
+
+    finding: PluginFinding
+    """The finding in the first of them."""
+    tests: tuple[TestOutcome, ...] = field(repr=False)
+
+    @property
+    def section(self) -> str:
+        """Section of the reports that lists it."""
+        return self.finding.section or self.finding.finder
+
+    @property
+    def title(self) -> str:
+        """Title: finder and kind."""
+        return one_line(f"{self.finding.source}: {self.finding.kind}")
+
+    @property
+    def whose(self) -> str:
+        """The test, or the first of them and the number of others."""
+        first = one_line(self.tests[0].test.nodeid)
+        return first if len(self.tests) == 1 else f"{first} and {count(len(self.tests) - 1, 'more test')}"
+
+    def place(self, repository: Repository) -> Location | None:
+        """The first of its lines in user code; the test's own line if there is none."""
+        for call in _decisive(self.finding):
+            if call.file and (file := repository.traced(call.file)):
+                return Location(file=file, line=max(1, call.line))
+        test = self.tests[0].test
+        file = repository.relative(test.file) if test.file else None
+        return Location(file=file, line=max(1, test.line)) if file else None
+
+
+def warnings_of(run: RunResult) -> list[Warned]:
+    """Collect findings of final attempts that fail no test, merged if they concern the same lines."""
+    groups: dict[tuple[object, ...], list[tuple[PluginFinding, TestOutcome]]] = defaultdict(list)
+    for test in run.tests:
+        for finding in test.final.findings:
+            if not finding.fails:
+                lines = frozenset((call.file, call.line) for call in _decisive(finding))
+                groups[finding.finder, finding.kind, lines].append((finding, test))
+    return [
+        Warned(finding=members[0][0], tests=tuple({test.test.nodeid: test for _, test in members}.values()))
+        for members in groups.values()
+    ]
+
+
+def warnings_by_section(run: RunResult) -> list[tuple[str, list[Warned]]]:
+    """Group the findings by section."""
+    sections: dict[str, list[Warned]] = defaultdict(list)
+    for warned in warnings_of(run):
+        sections[warned.section].append(warned)
+    return list(sections.items())
+
+
+def _decisive(finding: PluginFinding) -> Iterator[SeenCall]:
+    yield from (call for order in finding.orders for call in order.calls if call.decides)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from disttest import github
 from disttest.model import Cause
 from disttest.reports import aggregates
-from disttest.reports.aggregates import FailureGroup
+from disttest.reports.aggregates import FailureGroup, Warned, warnings_of
 from disttest.reports.location import Repository, locate
 from disttest.reports.text import clean, count, one_line, shorten
-from disttest.reports.warned import Warned, warnings_of
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 
 NAMED = github.MAX_ANNOTATIONS - 1

@@ -19,8 +19,15 @@ from xml.etree import ElementTree
 import junit_xml
 
 from disttest.model import FactKind, Outcome
-from disttest.reports.junit_budget import MAX_BYTES, TextBudget, budgets_for
-from disttest.reports.junit_case import SHORTEST_S, Cases, safe_seconds, safe_text
+from disttest.reports.junit_case import (
+    MAX_BYTES,
+    SHORTEST_S,
+    Cases,
+    TextBudget,
+    budgets_for,
+    safe_seconds,
+    safe_text,
+)
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import one_line
 from disttest.results.fold import RunResult, TestOutcome

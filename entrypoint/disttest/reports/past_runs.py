@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from disttest.reports import aggregates
+from disttest.results.fold import RunResult
+
 RED = ("failed", "infrastructure")
 """Kinds of outcomes that make a run red, as :func:`disttest.reports.aggregates.classify` names them."""
 GREEN = ("passed", "flaky", "xfailed")
@@ -69,3 +72,30 @@ def words_of_streak(past: Sequence[tuple[str, str]], *, is_red: bool) -> str:
     passed = ran[-1 - streak][1] if streak < len(ran) else ""
     begun = f"red since {ran[-streak][1]} ({streak + 1} runs)" if streak else "red since this run"
     return f"{begun}, {f'last passed at {passed}' if passed else f'never passed in {len(ran)} earlier runs'}"
+
+
+def point(run: RunResult) -> Point:
+    """Compute the figures of a run for a trend."""
+    tally = aggregates.tally(run)
+    ran = max(1, tally.total - tally.left_out)
+    return Point(
+        label=when(run.started_at_s),
+        run_id=run.run_id,
+        green=aggregates.is_green(run),
+        tests=tally.total,
+        duration_s=run.duration_s,
+        bad=tally.bad,
+        flake_rate=tally.flaky / ran,
+        infrastructure_rate=tally.infrastructure / ran,
+    )
+
+
+def past_run(run: RunResult) -> PastRun:
+    """Reduce a run to the data that later runs show."""
+    kinds = {test.test.nodeid: aggregates.classify(test) for test in run.tests}
+    return PastRun(started_at_s=run.started_at_s, point=point(run), kinds=kinds)
+
+
+def percent(rate: float) -> str:
+    """Format a rate for people; a dot for zero."""
+    return f"{100 * rate:.1f} %" if rate else "·"

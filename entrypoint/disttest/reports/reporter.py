@@ -1,12 +1,14 @@
-"""Interface of reports and report tables, for the core and for plugins."""
+"""Interface of reports and report tables, for the core and for plugins; the tables that plugins add."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from disttest.model import Frozen
+from disttest.plugin_manager import plugin_manager
 from disttest.reports.past_runs import PastRun
 from disttest.results.fold import RunResult, TestOutcome
 
@@ -64,3 +66,16 @@ class ReportTable(Frozen):
         if self.legend:
             lines.append(", ".join(f"{letter} {meaning}" for letter, meaning in self.legend))
         return lines
+
+
+def tables_by_section(run: RunResult, most: int) -> list[tuple[str, list[ReportTable]]]:
+    """Group the tables by section.
+
+    Args:
+        run: the run.
+        most: maximum number of tables.
+    """
+    found = (table for _, table in plugin_manager().items("disttest_report_tables", ReportTable, run=run))
+    return [
+        (name, list(tables)) for name, tables in groupby(islice(found, most), lambda table: table.section)
+    ]

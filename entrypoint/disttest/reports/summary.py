@@ -11,13 +11,12 @@ from urllib.parse import quote
 
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import aggregates
-from disttest.reports.aggregates import FailureGroup, Tally
+from disttest.reports.aggregates import FailureGroup, Tally, Warned, warnings_by_section
 from disttest.reports.costs import cost_lines
 from disttest.reports.log_excerpts import LogFolder
-from disttest.reports.plugin_tables import tables_by_section
+from disttest.reports.reporter import tables_by_section
 from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
-from disttest.reports.warned import Warned, warnings_by_section
 from disttest.results.findings import describe_plugins
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed

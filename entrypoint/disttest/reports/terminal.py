@@ -13,13 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from disttest.reports import aggregates
-from disttest.reports.aggregates import Row, Tally
+from disttest.reports.aggregates import Row, Tally, Warned, warnings_by_section
 from disttest.reports.costs import cost_lines
 from disttest.reports.failures import STYLES, FailurePrinter
 from disttest.reports.location import Repository
-from disttest.reports.plugin_tables import tables_by_section
+from disttest.reports.reporter import tables_by_section
 from disttest.reports.text import count, duration, one_line
-from disttest.reports.warned import Warned, warnings_by_section
 from disttest.results.fold import RunResult, TestOutcome
 
 MAX_FAILURES = 50

@@ -5,14 +5,15 @@ Each reporter and its libraries are imported on use, so that the command starts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
 from disttest.errors import DisttestError, PluginError, ReportError, UsageError
 from disttest.plugin_manager import plugin_manager
-from disttest.reports.files import write_whole
 from disttest.reports.past_runs import PastRun
 from disttest.reports.reporter import Reporter
 from disttest.reports.results_json import FILE_NAME as RESULTS_JSON
@@ -20,6 +21,7 @@ from disttest.reports.results_json import results_json_pieces
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME as JOURNAL
 from disttest.results.journal import read_events
+from disttest.safe_open import create_file
 
 
 def _json(run: RunResult, results_dir: Path, history: Sequence[PastRun], file: BinaryIO) -> None:  # noqa: ARG001
@@ -145,3 +147,27 @@ def rebuild(
     """
     run = fold(read_events(results_dir / JOURNAL))
     return write_reports(run, results_dir, formats, history=history)
+
+
+def write_whole(path: Path, content: str | Callable[[BinaryIO], None]) -> Path:
+    """Write next to ``path`` and rename the file into place, so that no reader sees half a report.
+
+    Args:
+        path: the report.
+        content: its text, or a function that writes it in pieces, so that a large one is never in memory as a whole.
+    """
+    # A random name, created without following links: another user of the directory can neither guess nor redirect it.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with os.fdopen(create_file(temporary), "wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode("utf-8", errors="replace"))
+            file.flush()
+            # A rename can reach the disk before the content does.
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

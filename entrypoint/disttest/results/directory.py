@@ -11,6 +11,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +20,9 @@ from pathlib import Path
 from disttest.descriptors import high_copy
 from disttest.errors import JournalError, UsageError
 from disttest.host.proc import is_alive
-from disttest.limits import KILL_S
+from disttest.limits import KEPT_LOGS_S, KILL_S
 from disttest.model import Frozen
-from disttest.results.earlier_runs import IGNORED, keep_earlier_run, left_in, put_back
+from disttest.results.earlier_runs import IGNORED, earlier_results, keep_earlier_run, left_in, put_back
 from disttest.results.journal import FILE_NAME, Journal, end_for_want_of_room
 
 DEFAULT = Path("results")
@@ -314,3 +316,53 @@ def _holder(fd: int) -> int | None:
             if len(words) > 5 and words[1] == "FLOCK" and words[5] == file:
                 return int(words[4]) if int(words[4]) > 0 else None
     return None
+
+
+def remove_old(path: Path, keep: int, say: Callable[[str], None]) -> None:
+    """Delete all but the newest ``keep`` earlier results of a results directory.
+
+    Args:
+        path: directory of a run, which does not count.
+        keep: number of earlier results to keep.
+        say: receives one line about results that cannot be deleted; the next run tries again.
+    """
+    for folder in earlier_results(path)[keep:]:
+        try:
+            with no_run_writes(folder):
+                shutil.rmtree(folder)
+        except (DirectoryInUse, FileNotFoundError):
+            # Reports are being written into it, or another run deletes it.
+            continue
+        except OSError as error:
+            say(f"{short_path(folder)} cannot be deleted (--keep-results {keep}): {error.strerror}")
+
+
+# Not below pytest's temporary folders, which the third following run deletes, or the next one with ``--basetemp``:
+# failures refer to these logs.
+_LOGS = "disttest-logs-"
+# A file in every such folder: the name alone could be another program's.
+_MADE_BY_US = ".made-by-disttest"
+
+
+def make_log_folder() -> Path:
+    """Create the log folder of a plain pytest run without a results directory, and remove those of runs long past."""
+    _remove_old_logs(Path(tempfile.gettempdir()), time.time())  # noqa: TID251 - compared with the times of files
+    folder = Path(tempfile.mkdtemp(prefix=_LOGS))
+    (folder / _MADE_BY_US).touch()
+    return folder
+
+
+def drop_log_folder(folder: Path) -> None:
+    """Remove the folder of a run that reported nothing from it."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_old_logs(parent: Path, now_s: float) -> None:
+    for folder in parent.glob(f"{_LOGS}*"):
+        try:
+            found = [folder.lstat(), (folder / _MADE_BY_US).lstat()]
+        except OSError:
+            continue
+        # Folder and mark must belong to this user: other users can create the same names in /tmp.
+        if {os.getuid()} == {each.st_uid for each in found} and found[0].st_mtime < now_s - KEPT_LOGS_S:
+            drop_log_folder(folder)

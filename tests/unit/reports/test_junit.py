@@ -16,7 +16,7 @@ from lxml import etree
 from sample_runs import SampleRun, mixed_run, rank, write_log
 
 from disttest.model import Cause, Invocation, Outcome, RankEnd
-from disttest.reports import junit, junit_budget
+from disttest.reports import junit, junit_case
 from disttest.reports.junit import render_junit
 
 SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).parents[2] / "support" / "junit-xunit2.xsd"))
@@ -347,7 +347,7 @@ class TestALargeRun:
 
     @pytest.fixture
     def xml(self, tmp_path, monkeypatch):
-        for module in (junit, junit_budget):
+        for module in (junit, junit_case):
             monkeypatch.setattr(module, "MAX_BYTES", 40_000)
         sample = SampleRun()
         for number in range(300):

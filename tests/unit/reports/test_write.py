@@ -17,9 +17,9 @@ from sample_runs import SampleRun, mixed_run
 from disttest.errors import ReportError, UsageError
 from disttest.model import Outcome
 from disttest.reports import rebuild, results_json, write, write_reports
-from disttest.reports.files import write_whole
 from disttest.reports.reporter import Reporter
 from disttest.reports.results_json import load_results_json, results_schema
+from disttest.reports.write import write_whole
 from disttest.results.journal import Journal
 
 PUBLISHED = Path(__file__).parents[3] / "docs" / results_json.SCHEMA_ID

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from disttest.results import earlier_runs, retention
-from disttest.results.directory import claim, no_run_writes
+from disttest.results import directory, earlier_runs
+from disttest.results.directory import claim, no_run_writes, remove_old
 from disttest.results.journal import FILE_NAME
-from disttest.results.retention import remove_old
 
 DAY_S = 86_400.0
 
@@ -114,7 +113,7 @@ def test_what_another_run_deletes_meanwhile_is_no_error(results: Path, monkeypat
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(earlier_runs, "_journal_of", deleted_before)
-    monkeypatch.setattr(retention.shutil, "rmtree", deleted_during)
+    monkeypatch.setattr(directory.shutil, "rmtree", deleted_during)
     remove_old(results, 0, no_word)
     assert asides(results) == []
 
@@ -138,7 +137,7 @@ def test_what_cannot_be_deleted_is_said(results: Path, monkeypatch: pytest.Monke
             raise PermissionError(13, "Permission denied")
         deleted.append(path.name)
 
-    monkeypatch.setattr(retention.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(directory.shutil, "rmtree", rmtree)
     remove_old(results, 0, said.append)
 
     assert deleted == ["results-19700102-000000"]

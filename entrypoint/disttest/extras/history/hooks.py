@@ -80,7 +80,7 @@ def disttest_read_past_runs(path: Path) -> Sequence[PastRun] | None:
 
         return read_past_runs(path)
     from disttest.extras.history.sources import load_run
-    from disttest.reports.trend import past_run
+    from disttest.reports.past_runs import past_run
 
     return [past_run(load_run(path))]
 

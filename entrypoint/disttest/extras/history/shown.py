@@ -19,7 +19,7 @@ from disttest.extras.history.sources import find_runs, holds_history, load_run
 from disttest.reports.past_runs import GREEN, RED, SHOWN_COMMIT, PastRun, Point, when, words_of_streak
 from disttest.reports.reporter import Cell, ReportTable
 from disttest.reports.text import count, duration, one_line
-from disttest.reports.trend import percent, point
+from disttest.reports.past_runs import percent, point
 from disttest.results.fold import RunResult, TestOutcome
 
 MARKS = {

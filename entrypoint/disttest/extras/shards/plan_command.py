@@ -34,7 +34,7 @@ from disttest.planning.backends import is_accelerator
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
 from disttest.plugin_manager import plugin_manager
-from disttest.reports.files import write_whole
+from disttest.reports.write import write_whole
 from disttest.results.durations import read_timings
 
 

@@ -15,14 +15,14 @@ import msgspec
 from markupsafe import Markup
 
 from disttest.plugins.html.data import choose_tests, headline_of, page_data, page_details
-from disttest.reports import aggregates, trend
+from disttest.reports import aggregates, past_runs
+from disttest.reports.aggregates import warnings_by_section
 from disttest.reports.costs import cost_lines
 from disttest.reports.location import Repository, locate, source_line
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.past_runs import PastRun
-from disttest.reports.plugin_tables import tables_by_section
+from disttest.reports.reporter import tables_by_section
 from disttest.reports.text import clean, count, duration, one_line
-from disttest.reports.warned import warnings_by_section
 from disttest.results.fold import RunResult
 from disttest.results.narrative import how_failed
 
@@ -72,9 +72,9 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             slowest=aggregates.slowest(run),
             reasons=aggregates.reasons_left_out(run),
             flaky=[test for test in run.tests if test.flaky][:100],
-            points=[*(past.point for past in earlier), trend.point(run)] if earlier else [],
+            points=[*(past.point for past in earlier), past_runs.point(run)] if earlier else [],
             plot=plot,
-            percent=trend.percent,
+            percent=past_runs.percent,
             data=_embedded(page_data(page, earlier, whole=run)),
             details=_embedded(page_details(page, LogFolder(results_dir))),
             style=Markup(_asset("page.css")),  # noqa: S704 - a file of this package

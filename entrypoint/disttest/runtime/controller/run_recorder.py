@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import disttest
 from disttest.model import ALONE, Cause, Hardware, Invocation, Outcome, TestCase, TestResult, WorldShape
-from disttest.results.event_writer import EventWriter
 from disttest.results.events import (
     CollectionFailed,
     RunFinished,
     RunStarted,
     TestCollected,
 )
-from disttest.results.journal import Journal
+from disttest.results.journal import EventWriter, Journal
 from disttest.results.verdict import not_run
 
 

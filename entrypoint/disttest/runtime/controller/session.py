@@ -25,11 +25,10 @@ from disttest.model import Frozen, Slot, TestCase, WorldKind
 from disttest.outgoing import outgoing, shorten
 from disttest.planning.timings import Timings, hardware_key
 from disttest.plugin_manager import plugin_manager
-from disttest.results.directory import Home, ResultsDirectory, adopt
+from disttest.results.directory import Home, ResultsDirectory, adopt, drop_log_folder, make_log_folder
 from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
 from disttest.results.journal import FILE_NAME, Journal
-from disttest.results.kept_logs import drop_folder, make_folder
 from disttest.runtime.controller.collect import describe_item, is_ordinary
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
@@ -346,7 +345,7 @@ class RunSession:
             listed=self.config.option.collectonly,
         )
         if self._kept_logs is not None and not self.recorder.has_failures:
-            drop_folder(self._kept_logs)
+            drop_log_folder(self._kept_logs)
 
     def stop(self, reason: str) -> None:
         """End the run on a test's request: tests without a result were not run, and no machine is to blame."""
@@ -449,7 +448,7 @@ class RunSession:
         if self._directory is not None:
             return Workplace(home=self._directory.home, scratch=scratch)
         if self.options.results is None:
-            self._kept_logs = make_folder()
+            self._kept_logs = make_log_folder()
         results = (self._kept_logs or self.options.results or scratch).absolute()
         results.mkdir(exist_ok=True)
         return Workplace(home=Home(path=str(results)), scratch=scratch)

@@ -12,9 +12,8 @@ from disttest.errors import JournalError
 from disttest.model import CpuStep, TestResult
 from disttest.reports.text import rank_tag
 from disttest.results.directory import Home
-from disttest.results.event_writer import EventWriter
 from disttest.results.events import Event
-from disttest.results.journal import Journal, end_for_want_of_room
+from disttest.results.journal import EventWriter, Journal, end_for_want_of_room
 from disttest.runtime.messages.protocol import clean_text
 
 
