@@ -22,8 +22,8 @@ from disttest import __version__
 from disttest.errors import ExitCode, JournalError, UsageError
 from disttest.host.compute_threads import allow_threads, import_single_threaded
 from disttest.host.copies import note_original
-from disttest.host.garbage import is_frozen
-from disttest.host.kept_imports import leave_before_older_destructors
+from disttest.host.fork_memory import is_frozen
+from disttest.host.imports import leave_before_older_destructors
 from disttest.host.process import awaitable_children, die_with_parent
 from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS

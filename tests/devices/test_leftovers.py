@@ -12,7 +12,7 @@ from pathlib import Path
 import fake_driver as fakes
 import pytest
 
-from disttest.host.leftovers.held_gpus import gpu_leftover
+from disttest.host.devices.usage import gpu_leftover
 from disttest.host.leftovers.shared_memory import (
     ShmEntry,
     is_abandoned,

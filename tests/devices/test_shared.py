@@ -13,9 +13,8 @@ import pytest
 from strangers import STRANGER, as_stranger, open_folder
 
 from disttest.errors import UsageError
-from disttest.host.leases.lockfiles import Holder, LockDirectory
+from disttest.host.leases.lockfiles import Holder, LockDirectory, join_queue, leave_queue, tickets_ahead
 from disttest.host.leases.quarantine import QuarantineNotes
-from disttest.host.leases.queue import join_queue, leave_queue, tickets_ahead
 from disttest.host.shared import SharedFolder
 
 ADVICE = "Set DISTTEST_LEASE_DIR to a directory for leases only that all runners of this host can write to (chmod 1777)."
@@ -25,7 +24,7 @@ from pathlib import Path
 from disttest.errors import *
 from disttest.host.leases.lockfiles import *
 from disttest.host.leases.quarantine import *
-from disttest.host.leases.queue import *
+from disttest.host.leases.lockfiles import *
 path = Path(sys.argv[1])
 """
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from disttest.host.leftovers.makers import ShmWatch
-from disttest.host.leftovers.segments import LEDGER, Made, Segments, remove_made, take_ledger
+from disttest.host.leftovers.segments import LEDGER, Made, Segments, ShmWatch, remove_made, take_ledger
 
 SHM = Path("/dev/shm")
 
@@ -200,7 +199,7 @@ def test_another_process_name_does_not(watch, name, start):
 
 
 def test_where_processes_are_out_of_sight_nothing_is_ours(name, start, monkeypatch):
-    monkeypatch.setattr("disttest.host.leftovers.makers.sees_all_users", lambda: False)
+    monkeypatch.setattr("disttest.host.leftovers.segments.sees_all_users", lambda: False)
     blind, ours = ShmWatch(), start()
     ours.do(MAKE.format(f"torch_{ours.pid}_{name}"))
 
@@ -285,7 +284,7 @@ def test_what_somebody_uses_still_stays(name, start):
 
 
 def test_without_a_watch_nothing_is_ours(watch, name, start, monkeypatch):
-    monkeypatch.setattr("disttest.host.leftovers.makers._watch", lambda _: -1)
+    monkeypatch.setattr("disttest.host.leftovers.segments._watch", lambda _: -1)
     blind, ours = ShmWatch(), start()
     ours.do(MAKE.format(name))
 

@@ -76,7 +76,7 @@ NO_LIMITS = {
     "results/durations.py": "how far clocks of two machines may differ",
     "reports/aggregates.py": "the least time that counts as slow",
     "reports/junit_case.py": "a time that publishers do not drop",
-    "host/leftovers/strays.py": "the kernel's unit of time",
+    "host/descendants.py": "the kernel's unit of time",
     "host/event_loop.py": "the longest wait that poll(2) takes",
     "testing/rpc.py": "torch's own helper",
 }

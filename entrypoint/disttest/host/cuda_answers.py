@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from disttest.host.fork_hazard import fork_hazard
-from disttest.host.fork_question import ask_fork
+from disttest.host.fork_hazard import ask_fork, fork_hazard
 from disttest.limits import CUDA_ANSWER_S
 
 Facts = dict[str, bool | int | str | None]

@@ -1,4 +1,4 @@
-"""Descendants of disttest processes: finding them and ending all of them."""
+"""Descendants of disttest processes: finding them, ending all of them, and naming the tests that left them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from disttest.clock import monotonic, sleep
-from disttest.host.proc import forked_children, has_children, is_alive, stat_of
+from disttest.host.proc import age_of, forked_children, has_children, is_alive, stat_of
 from disttest.host.process import send_signal
 from disttest.limits import KILL_S
 
@@ -172,3 +172,32 @@ def end_new_children(before: set[int]) -> tuple[str, ...]:
     if left:
         kill_descendants(spare=helpers, spare_trees=tuple(before - helpers))
     return tuple(left.values())
+
+
+_MOST_NAMED = 10
+_KERNEL_TICK_S = 0.01
+
+
+def name_strays(pids: Iterable[int], began: Sequence[tuple[str, float]]) -> tuple[tuple[str, str], ...]:
+    """Return the node id of the test and a description, for the first few of the processes.
+
+    Args:
+        pids: the living processes; one that has ended meanwhile is left out.
+        began: each test of the world with its start on the monotonic clock, in order.
+    """
+    named = []
+    for pid in [pid for pid in sorted(pids) if not is_helper(pid)][:_MOST_NAMED]:
+        try:
+            started_s = monotonic() - age_of(pid)
+            process = f"{pid} ({shown_command(pid)})"
+        except ProcessLookupError:
+            continue
+        named.append(_accuse(began, started_s, f"left a process, which was killed: {process}"))
+    return tuple(named)
+
+
+def _accuse(began: Sequence[tuple[str, float]], at_s: float, what: str) -> tuple[str, str]:
+    """Find the test that ran at a time, which the kernel counts in 10 ms; name both if two are possible."""
+    earlier = [nodeid for nodeid, began_s in began if began_s <= at_s][-1:]
+    tests = earlier + [nodeid for nodeid, began_s in began if at_s < began_s <= at_s + _KERNEL_TICK_S]
+    return (tests[0], what) if len(tests) == 1 else ("", f"{' or '.join(tests) or 'the world'} {what}")

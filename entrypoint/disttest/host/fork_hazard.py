@@ -1,12 +1,17 @@
-"""Hazards of forking this process: CUDA is initialised, or a thread runs that the fork would lack."""
+"""Hazards of forking this process: CUDA is initialised, or a thread runs that the fork would lack.
+
+A question that would make this process unfit to be forked is asked by a fork of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 
 from disttest.host.cuda_touch import BESIDE_TORCH, cuda_touched, is_driver_initialised
-from disttest.host.loaded import loaded
+from disttest.host.imports import loaded
 from disttest.host.other_threads import OtherThread, end_helpers, threads
+from disttest.host.process import Exit, end_all, fork_child
 
 _MOST_NAMED = 4
 
@@ -57,3 +62,31 @@ def name_threads(found: Sequence[OtherThread]) -> str:
     more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
     count = f"{len(found)} thread{'s' if len(found) > 1 else ''}"
     return f"{count} ({', '.join([*names[:_MOST_NAMED], *more])})"
+
+
+def ask_fork(question: Callable[[], bytes], *, limit_s: float) -> tuple[bytes, Exit | None]:
+    """Run a function in a silent fork and return its answer; the fork is ended in any case.
+
+    Args:
+        question: function that returns the answer.
+        limit_s: time allowed, in seconds.
+
+    Returns:
+        The answer, empty if there is none, and how the fork ended; None if it exceeded the limit.
+    """
+    answer = os.memfd_create("answer")
+
+    def main() -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.write(answer, question())
+
+    child = fork_child(main, new_session=True)
+    try:
+        ended = child.wait(limit_s)
+        end_all([child])
+        return os.pread(answer, os.fstat(answer).st_size, 0), ended
+    finally:
+        child.close()
+        os.close(answer)

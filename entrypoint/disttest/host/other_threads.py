@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from disttest.clock import monotonic, sleep
-from disttest.host.loaded import loaded
+from disttest.host.imports import loaded
 from disttest.limits import THREAD_REST_S
 from disttest.model import Frozen
 

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from disttest.observe import hub
-from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.groups import known
 from disttest.observe.operations import (
     FUNCTIONAL,
@@ -33,6 +32,7 @@ from disttest.observe.operations import (
     tensors,
 )
 from disttest.observe.records import ANY_SOURCE, Call, Group, Wait, WaitKind
+from disttest.observe.replacing import keep_from_dynamo
 from disttest.observe.sites import call_site
 
 _KEY = "BackendSelect"

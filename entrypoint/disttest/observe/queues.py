@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from disttest.observe import hub
-from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.records import Call, Wait, WaitKind
-from disttest.observe.replacing import Original, Replacements
+from disttest.observe.replacing import Original, Replacements, keep_from_dynamo
 
 # The dispatcher's key sets have no public Python interface (torch 2.9 to 2.15).
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001

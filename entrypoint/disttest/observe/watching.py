@@ -19,8 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from disttest.observe import hub
-from disttest.observe.frames import keep_from_dynamo
-from disttest.observe.replacing import Original, Replacements
+from disttest.observe.replacing import Original, Replacements, keep_from_dynamo
 
 _PAST_THE_DISPATCHER = (
     "__array__",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from disttest.host.loaded import reset_compiler
+from disttest.host.imports import reset_compiler
 from disttest.planning.backends import backend_named
 
 

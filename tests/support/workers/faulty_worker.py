@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from disttest.host.preflight import bench, worker
+from disttest.host.preflight import worker
 
 
 def _faults() -> dict[str, str]:
@@ -31,10 +31,10 @@ def _plant(name: str, check: str) -> None:
     if how == "raise":
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nsecond line")
     if how == "wrong":
-        raise bench.CheckFailed("planted")
+        raise worker.CheckFailed("planted")
 
 
-class FaultyBench(bench.Bench):
+class FaultyBench(worker.Bench):
     def context(self):
         _plant(self.target.name, "context")
         return super().context()
@@ -87,16 +87,16 @@ class FaultyBench(bench.Bench):
 def faulty_copy(source, target):
     names = {source.target.name, target.target.name}
     if names == set(os.environ.get("DISTTEST_BAD_PAIR", "").split(",")):
-        raise bench.CheckFailed("bytes changed on the way between the two")
+        raise worker.CheckFailed("bytes changed on the way between the two")
     if names == set(os.environ.get("DISTTEST_HANGING_PAIR", "").split(",")):
         time.sleep(3600)
     return real_copy(source, target)
 
 
-real_copy = bench.copy_between
+real_copy = worker.copy_between
 
 
-class FaultyCollectives(bench.Collectives):
+class FaultyCollectives(worker.Collectives):
     def contribution(self):
         block = super().contribution()
         if _faults().get(self.job.target.name) == "wrong_numbers":

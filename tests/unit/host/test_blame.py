@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.host.preflight.blame import find_broken
-from disttest.host.preflight.messages import PAIR_CHECK, Check
+from disttest.host.preflight.messages import PAIR_CHECK, Check, find_broken
 
 
 def check(*devices, kind="", passed=False):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.host.devices.machine import Gpu, Peer
-from disttest.host.leases.gpu_choice import choose_slots
+from disttest.host.leases.lease import choose_slots
 from disttest.model import Slot
 
 

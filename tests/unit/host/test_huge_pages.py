@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.host import huge_pages
+from disttest.host import fork_memory
 
 MAPS = """\
 00400000-00401000 rw-p 00000000 00:00 0 
@@ -20,7 +20,7 @@ MAPS = """\
 
 
 def test_only_private_memory_of_no_file_is_taken_and_only_whole_huge_pages():
-    found = [(hex(start), hex(end)) for start, end in huge_pages._regions(MAPS)]
+    found = [(hex(start), hex(end)) for start, end in fork_memory._regions(MAPS)]
     assert found == [("0x55d000200000", "0x55d000800000"), ("0x7f0000000000", "0x7f0000400000")]
 
 
@@ -34,7 +34,7 @@ def test_memory_comes_to_lie_in_huge_pages_and_keeps_what_is_in_it():
     memory[:] = written
     before = huge_kib()
 
-    huge_pages.use_huge_pages()
+    fork_memory.use_huge_pages()
 
     assert huge_kib() > before
     assert memory[:] == written
@@ -47,12 +47,12 @@ def huge_kib() -> int:
 
 def test_it_is_done_once_when_many_forks_have_come(monkeypatch):
     done = []
-    monkeypatch.setattr(huge_pages, "_forks", 0)
-    monkeypatch.setattr(huge_pages, "use_huge_pages", lambda: done.append(True))
+    monkeypatch.setattr(fork_memory, "_forks", 0)
+    monkeypatch.setattr(fork_memory, "use_huge_pages", lambda: done.append(True))
 
-    huge_pages.before_forks(huge_pages._FORKS_THAT_PAY - 1)
+    fork_memory.before_forks(fork_memory._FORKS_THAT_PAY - 1)
     assert not done
 
     for _ in range(100):
-        huge_pages.before_forks(3)
+        fork_memory.before_forks(3)
     assert done == [True]

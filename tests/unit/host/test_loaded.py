@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from disttest.host.loaded import loaded, reset_compiler
+from disttest.host.imports import loaded, reset_compiler
 
 
 @pytest.fixture

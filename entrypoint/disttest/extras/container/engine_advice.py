@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.host.advice import AdviceTable, Known
-from disttest.host.machine_advice import MACHINE_ADVICE
+from disttest.host.machine_advice import MACHINE_ADVICE, AdviceTable, Known
 
 ENGINE_ADVICE = AdviceTable(
     Known(

@@ -17,8 +17,16 @@ from disttest.host.devices.cpu import (
     read_text,
 )
 from disttest.host.devices.machine import Gpu, Machine, Peer, used_by_others
-from disttest.host.devices.probe import start_probe
-from disttest.host.devices.probe_messages import AnyMessage, Asking, Done, Driver, Found, Link, ProbeRefused
+from disttest.host.devices.probe import (
+    AnyMessage,
+    Asking,
+    Done,
+    Driver,
+    Found,
+    Link,
+    ProbeRefused,
+    start_probe,
+)
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
 from disttest.limits import DRIVER_STALL_S, DRIVER_TOTAL_S
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from disttest.host.advice import Advice
 from disttest.host.devices.machine import Gpu, Machine
 from disttest.host.devices.torch_facts import TorchFacts
 from disttest.host.leases.lease import foreign_use
-from disttest.host.machine_advice import MACHINE_ADVICE, cuda_version_of
+from disttest.host.machine_advice import MACHINE_ADVICE, Advice, cuda_version_of
 from disttest.model import Frozen
 
 _MIB = 1 << 20

@@ -16,7 +16,7 @@ import pynvml as nvml
 
 from disttest.host.bounded import send_to_parent
 from disttest.host.devices.machine import Gpu, GpuProcess, MigSlice
-from disttest.host.devices.probe_messages import (
+from disttest.host.devices.probe import (
     Asking,
     Done,
     Driver,

@@ -3,22 +3,26 @@
 The command never imports torch, and the process that forks ranks never asks CUDA anything. Even a question for a
 version number initialises the driver, after which no fork of that process can use CUDA. As a module it writes one
 :class:`TorchFacts`, then another one that includes the devices that torch sees.
+
+A process that has imported torch and must stay fit to be forked asks through a fork (:func:`look_at_devices`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
+import os
 import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from disttest.host.bounded import run_bounded, send_to_parent
-from disttest.host.fork_question import ask_fork
+from disttest.host.fork_hazard import ask_fork, fork_hazard
 from disttest.limits import DRIVER_TOTAL_S
 from disttest.model import Frozen
 
@@ -199,3 +203,48 @@ def _accelerators(torch: Any, kind: str) -> tuple[tuple[str, ...], str]:
         return tuple(module.get_device_name(index) for index in range(count)), ""
     except (RuntimeError, AssertionError) as error:
         return (), str(error)
+
+
+class TorchSight(NamedTuple):
+    """The result of asking torch."""
+
+    torch: TorchFacts
+    by_forks: bool
+    """Whether forks of this process can use the devices."""
+    # The devices themselves work.
+    trouble: str = ""
+    """torch's message about why forks cannot use them, if no other check had found a reason."""
+
+
+def look_at_devices() -> TorchSight:
+    """Ask a fork of this process; ask a new interpreter if forking is unsafe or the fork fails."""
+    # A new interpreter shows whether the devices or this process are at fault. Forking is unsafe after an import has
+    # used CUDA (a ``sitecustomize`` that looks for GPUs) or has left threads.
+    if fork_hazard(on_gpus=True):
+        return TorchSight(ask_torch(), by_forks=False)
+    seen = ask_in_fork()
+    if not seen.error:
+        return TorchSight(seen, by_forks=True)
+    torch = ask_torch()
+    return TorchSight(torch, by_forks=False, trouble="" if torch.error else seen.error)
+
+
+def loaded_nccl() -> tuple[int, int, int] | None:
+    """Return the version of the NCCL library that this process has loaded; None if it has loaded none."""
+    # ``torch.cuda.nccl.version()`` returns the version that torch was built with. A different one runs if a newer
+    # wheel is installed or ``LD_PRELOAD`` names one. The call initialises neither NCCL nor CUDA, so forks stay
+    # possible.
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
+        packed = ctypes.c_int()
+        failed = library.ncclGetVersion(ctypes.byref(packed))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else unpack_version(packed.value)
+
+
+def unpack_version(packed: int) -> tuple[int, int, int]:
+    """Split ``NCCL_VERSION_CODE``: 23007 is 2.30.7."""
+    # Up to 2.8 the major version counts thousands, later ten thousands.
+    unit = 1000 if packed < 10000 else 10000
+    return packed // unit, packed % unit // 100, packed % 100

@@ -1,21 +1,21 @@
-"""Repeated questions to the driver about which processes hold the GPUs. An answer takes a millisecond.
+"""Repeated questions to the driver about which processes hold the GPUs, and what a world has left there.
 
-One child keeps NVML open for the whole run: a new one for each world would cost more than a small world. If the
-driver hangs or crashes the child, the GPU that was being asked is broken. A new child asks about the others.
+An answer takes a millisecond. One child keeps NVML open for the whole run: a new one for each world would cost more
+than a small world. If the driver hangs or crashes the child, the GPU that was being asked is broken. A new child asks
+about the others.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
 from disttest.host.bounded import BoundedChild, Ended
 from disttest.host.devices.machine import Gpu, used_by_others
-from disttest.host.devices.probe import start_probe
-from disttest.host.devices.probe_messages import AnyMessage, Asking, Found, ProbeRefused, QuestionAnswered
+from disttest.host.devices.probe import AnyMessage, Asking, Found, ProbeRefused, QuestionAnswered, start_probe
 from disttest.limits import DRIVER_STALL_S
 
 _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
@@ -132,3 +132,32 @@ class GpuWatch:
 
 def _in_words(ended: Ended | None) -> str:
     return str(ended) if ended is not None else "is silent"
+
+
+_MEANINGFUL_MEMORY = 64 << 20
+"""Growth of memory below this is caused by the driver itself."""
+
+
+def gpu_leftover(then: Gpu, now: Gpu, *, ours: Collection[int] | None = None) -> str:
+    """Describe a process that holds a GPU and did not before, or the GPU's fault; empty if there is neither. Pure.
+
+    Args:
+        then: the GPU before its world started.
+        now: the GPU after its world ended.
+        ours: the only process ids that count, if other runs use the GPU, too.
+    """
+    if now.fault:
+        return now.fault
+    known = {process.pid for process in then.processes}
+    new = [process for process in now.processes if process.pid not in known and process.computes]
+    if ours is not None:
+        new = [process for process in new if process.pid in ours]
+    if new:
+        names = ", ".join(f"{process.name or 'process'} (pid {process.pid})" for process in new)
+        return f"{now.label} is still held by {names}"
+    if ours is not None:
+        return ""
+    grown = now.memory_used - then.memory_used
+    if not now.processes and grown > _MEANINGFUL_MEMORY:
+        return f"{now.label} has {grown >> 20} MiB more in use than before, by a process that cannot be seen"
+    return ""

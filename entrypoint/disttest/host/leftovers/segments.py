@@ -1,24 +1,186 @@
 """Files in shared memory that processes of a run have made: recorded when they are made, removed after the processes
 end.
 
-Only files of provable origin are removed; see :mod:`disttest.host.leftovers.makers`. A ledger in the results
-directory keeps the records, so that another process can clean up after a world that was killed.
+Only files of provable origin are removed. inotify reports that a file was made and how often it was opened since, but
+not by which process. A moment later, its maker still has it open or mapped, and is the only process that ever opened
+it. If other processes have opened it meanwhile, or its maker has closed it, its maker cannot be proven and the file is
+not checked again: after the others have closed it, it would look like a file of this run. A pid in its name, as
+libraries write it, is sufficient proof.
+
+The time at which a file was made proves nothing, because other shells and runs of the same user make files, too.
+fanotify reports pids to root only (CAP_SYS_ADMIN). A mount namespace with its own ``/dev/shm`` would cut tests off
+from CUDA IPC and NCCL peers outside.
+
+A ledger in the results directory keeps the records, so that another process can clean up after a world that was
+killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
-from collections.abc import Callable, Iterable, Iterator
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from disttest.clock import monotonic
-from disttest.host.leftovers.makers import ShmWatch
-from disttest.host.leftovers.shared_memory import SHM, ShmEntry, remove_entry, unused_entries
-from disttest.host.proc import descendants
+from disttest.host.leftovers.shared_memory import (
+    SHM,
+    Identity,
+    ShmEntry,
+    mapped_files,
+    open_files,
+    pid_in_name,
+    remove_entry,
+    scan_entry,
+    unused_entries,
+)
+from disttest.host.proc import descendants, sees_all_users
 from disttest.model import Frozen
+
+_IN_CLOSE = 0x08 | 0x10
+_IN_OPEN = 0x20
+_IN_MOVED_FROM = 0x40
+_IN_CREATE = 0x100
+_IN_DELETE = 0x200
+_IN_Q_OVERFLOW = 0x4000
+_IN_ISDIR = 0x40000000
+_HEADER = struct.Struct("iIII")
+_READ_AT_ONCE = 64 * 1024
+_LINKED = "sem."
+"""Prefix of semaphores. glibc makes one under a random name, so the first opening is not the maker's."""
+_MOST_PENDING = 4096
+"""Number of new files that are tracked; of more, the makers stay unknown."""
+
+
+class ShmWatch:
+    """A watch over new files in a shared-memory folder, for a tree of processes.
+
+    If the kernel grants no watch (``max_user_instances``), or invisible processes may use the folder too
+    (containers that share it), no file is ever attributed to this tree.
+    """
+
+    def __init__(self, folder: Path = SHM) -> None:
+        self._folder = folder
+        self._fd = _watch(folder) if sees_all_users() else -1
+        self._opens: dict[str, int] = {}
+        """Name of a new file, mapped to the number of times it was opened since."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a file was made or opened; -1 if nothing can be watched."""
+        return self._fd
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def has_news(self) -> bool:
+        """Return whether a file was made since the last scan and still exists, by the events received so far."""
+        self._take_news()
+        return bool(self._opens)
+
+    def made_by(self, family: Callable[[], Collection[int]]) -> tuple[ShmEntry, ...]:
+        """Return the files made since the last scan that provably belong to processes of this tree.
+
+        Args:
+            family: returns the current pids of the tree.
+        """
+        pids = family()
+        names = list(self._opens)
+        candidates = [entry for name in names if (entry := scan_entry(self._folder / name))]
+        files = {entry.identity for entry in candidates if entry.uid == os.geteuid()}
+        held = _holdings(pids, self._folder, files)
+        shared = _open_elsewhere(pids, self._folder, held.keys())
+        if shared:  # perhaps by a child forked meanwhile
+            shared = _open_elsewhere(family(), self._folder, shared)
+        # Counts processes that opened one of the files before it was seen in use.
+        self._take_news()
+        made = [
+            entry
+            for entry in candidates
+            if entry.identity in files
+            and (
+                pid_in_name(entry.name) in pids
+                or (
+                    entry.identity not in shared and self._is_makers(entry.name, held.get(entry.identity, ()))
+                )
+            )
+        ]
+        for name in names:  # files that arrived meanwhile are checked next time
+            self._opens.pop(name, None)
+        return tuple(made)
+
+    def _is_makers(self, name: str, held_as: Collection[str]) -> bool:
+        """Return whether its holders made a file: by its only opening, or under an earlier name of it."""
+        if name not in held_as:
+            return bool(held_as)
+        return self._opens.get(name) == 1 and not name.startswith(_LINKED)
+
+    def _take_news(self) -> None:
+        for name, mask in _events(self._fd):
+            if mask & _IN_Q_OVERFLOW:  # events were lost
+                self._opens.clear()
+            elif mask & _IN_ISDIR:  # listing the folder, or a new folder inside it
+                continue
+            elif mask & _IN_CREATE and len(self._opens) < _MOST_PENDING:
+                self._opens[name] = 0
+            elif mask & (_IN_DELETE | _IN_MOVED_FROM):
+                self._opens.pop(name, None)
+            elif mask & _IN_OPEN and name in self._opens:
+                self._opens[name] += 1
+
+
+def _watch(folder: Path) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    # inotify merges equal consecutive events. Of two consecutive openings the first is still open: see
+    # _open_elsewhere().
+    mask = _IN_CREATE | _IN_OPEN | _IN_CLOSE | _IN_DELETE | _IN_MOVED_FROM
+    if fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(folder), mask) < 0:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _events(fd: int) -> Iterator[tuple[str, int]]:
+    """Yield name and mask of each pending event."""
+    while fd >= 0:
+        try:
+            data = os.read(fd, _READ_AT_ONCE)
+        except BlockingIOError:
+            return
+        offset = 0
+        while offset < len(data):
+            _, mask, _, length = _HEADER.unpack_from(data, offset)
+            offset += _HEADER.size + length
+            yield os.fsdecode(data[offset - length : offset].rstrip(b"\0")), mask
+
+
+def _holdings(
+    pids: Collection[int], folder: Path, files: Collection[Identity]
+) -> Mapping[Identity, set[str]]:
+    """Return each file with the names under which these processes have it open or mapped."""
+    # Memory maps are read only for files that are not found open.
+    held: dict[Identity, set[str]] = {}
+    for look in (open_files, mapped_files):
+        for pid in pids if set(files) - held.keys() else ():
+            for file, path in look(pid, folder):
+                if file in files:
+                    name = path.removeprefix(f"{folder}/").removesuffix(" (deleted)")
+                    held.setdefault(file, set()).add(name)
+    return held
+
+
+def _open_elsewhere(pids: Collection[int], folder: Path, files: Collection[Identity]) -> set[Identity]:
+    """Return the files that a process outside of this tree has open."""
+    others = (int(name) for name in os.listdir("/proc") if name.isdecimal()) if files else ()  # noqa: PTH208
+    return {file for pid in others if pid not in pids for file, _ in open_files(pid, folder) if file in files}
+
 
 LEDGER = ".shared-memory"
 # The next one waits for this multiple of its duration.

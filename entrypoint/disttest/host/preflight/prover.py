@@ -16,8 +16,7 @@ from typing import Self
 import msgspec
 
 from disttest.host.bounded import BoundedChild, send_to_parent, wait_children
-from disttest.host.devices.torch_facts import TorchFacts, local_torch_facts
-from disttest.host.devices.torch_sight import look_at_devices
+from disttest.host.devices.torch_facts import TorchFacts, local_torch_facts, look_at_devices
 from disttest.host.preflight.messages import Level, PreflightResult, Target
 from disttest.host.preflight.steps import WORKER, Bounds, prove_all
 from disttest.limits import DRIVER_TOTAL_S, PREFLIGHT_MARGIN_S

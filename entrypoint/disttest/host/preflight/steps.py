@@ -17,7 +17,6 @@ import msgspec
 
 from disttest.host.bounded import BoundedChild, wait_children
 from disttest.host.devices.machine import Machine, is_slice, part_for
-from disttest.host.preflight.blame import find_broken
 from disttest.host.preflight.messages import (
     PAIR_CHECK,
     AnyWord,
@@ -32,6 +31,7 @@ from disttest.host.preflight.messages import (
     PreflightResult,
     Ready,
     Target,
+    find_broken,
 )
 from disttest.limits import (
     PREFLIGHT_CHECK_S,

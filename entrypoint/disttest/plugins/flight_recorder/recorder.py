@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from disttest.host.loaded import replaced_entry
+from disttest.host.imports import replaced_entry
 from disttest.model import Collective
 from disttest.outgoing import outgoing
 from disttest.results.hang_findings import HARNESS_PLACES

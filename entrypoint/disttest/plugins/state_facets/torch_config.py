@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils import _config_module
 
-from disttest.host.loaded import loaded
+from disttest.host.imports import loaded
 from disttest.plugins.state_facets import context
 from disttest.runtime.rank.facet import MISSING, Facet, Values, is_same
 

@@ -16,9 +16,8 @@ import msgspec
 from disttest.clock import monotonic
 from disttest.errors import InfrastructureError
 from disttest.host.devices.machine import Gpu, part_for
-from disttest.host.devices.usage import GpuWatch
+from disttest.host.devices.usage import GpuWatch, gpu_leftover
 from disttest.host.fork_hazard import holds_gpu
-from disttest.host.leftovers.held_gpus import gpu_leftover
 from disttest.host.preflight import Prover, Target, targets_of
 from disttest.host.preflight.steps import WORKER
 from disttest.host.proc import sees_host_pids

@@ -19,7 +19,7 @@ import msgspec
 
 from disttest.clock import monotonic
 from disttest.errors import InfrastructureError
-from disttest.host.huge_pages import before_forks
+from disttest.host.fork_memory import before_forks
 from disttest.host.process import Child, Exit, fork_child, leave
 from disttest.limits import KILL_S
 from disttest.model import Frozen

@@ -15,8 +15,8 @@ from disttest.host.devices.torch_facts import (
     TorchFacts,
     built_for,
     has_accelerator,
+    look_at_devices,
 )
-from disttest.host.devices.torch_sight import look_at_devices
 from disttest.host.leases.lease import Lease, Leaser, Request
 from disttest.host.leases.lockfiles import usual_directory
 from disttest.host.leases.quarantine import Quarantine, QuarantineNotes

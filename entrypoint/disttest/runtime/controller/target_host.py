@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from disttest.errors import NotEnoughDevices
-from disttest.host.devices.nccl import loaded_nccl
+from disttest.host.devices.torch_facts import loaded_nccl
 from disttest.model import Frozen, WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import AUTO

@@ -16,7 +16,7 @@ import resource
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from disttest.host.loaded import loaded, reset_compiler
+from disttest.host.imports import loaded, reset_compiler
 from disttest.runtime.messages.protocol import Variables
 from disttest.runtime.rank.facet import MISSING, Facet, Values, describe_change, is_same
 from disttest.runtime.rank.loaded_facets import ENVIRONMENT, loaded_facets

@@ -19,9 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from disttest.descriptors import MOST_AT_ONCE, is_open, memory_file, new_streams, take_descriptors
-from disttest.host.byte_code import keep_only_of_settled_sources
-from disttest.host.kept_imports import KeptImports
-from disttest.host.loaded import loaded
+from disttest.host.imports import KeptImports, keep_only_of_settled_sources, loaded
 from disttest.host.proc import first_environment
 from disttest.host.process import Child, fork_here, leave
 from disttest.model import Frozen

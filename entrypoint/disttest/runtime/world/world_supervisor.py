@@ -19,9 +19,8 @@ import msgspec
 
 from disttest.clock import monotonic
 from disttest.host.cpu_marks import CpuMarks
-from disttest.host.descendants import children_of, kill_descendants
+from disttest.host.descendants import children_of, kill_descendants, name_strays
 from disttest.host.leftovers.segments import Segments
-from disttest.host.leftovers.strays import name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.host.process_limits import lack_for_ranks
 from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_COLLECT_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
