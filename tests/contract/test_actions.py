@@ -13,12 +13,12 @@ from typing import Any
 import click
 import pytest
 import yaml
-from action_files import ROOT, expected
+from action_files import ROOT, expected, groups_of_inputs
 
-from disttest.cli.github_step import INPUTS, Input, InputKind, groups_of_inputs
 from disttest.cli.main import command
-from disttest.extras.container.command import launch
-from disttest.options.flags import ForeignOption
+from disttest.extras.container.command import HandedOnOption, launch
+from disttest.extras.github_action.step import INPUTS, Input, InputKind
+from disttest.options.flags import PytestOption
 from disttest.options.registry import RUN_OPTIONS
 from disttest.planning.targets import suite_names
 from disttest.reports.outputs import OUTPUTS
@@ -46,7 +46,7 @@ def jobs(path: Path) -> dict[str, Any]:
 
 
 def flags_of(one: click.Command) -> set[str]:
-    own = [parameter for parameter in one.params if not isinstance(parameter, ForeignOption)]
+    own = [parameter for parameter in one.params if not isinstance(parameter, PytestOption | HandedOnOption)]
     return {flag for parameter in own for flag in parameter.opts if flag.startswith("--")}
 
 

@@ -12,10 +12,11 @@ import pytest
 from lab import FAULTY_SUITES, Ended, Lab
 from lxml import etree
 from rendered import render_final
+from results_schema import results_schema
 
 from disttest.reports import aggregates, rebuild
 from disttest.reports.annotations import render_annotations
-from disttest.reports.results_json import load_results_json, results_schema
+from disttest.reports.results_json import load_results_json
 
 SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).parents[1] / "support" / "junit-xunit2.xsd"))
 

@@ -13,7 +13,7 @@ from junitparser import JUnitXml
 from launched_job import Job, put_on_path
 from launching import ours
 
-from disttest.cli.github_step import INPUTS
+from disttest.extras.github_action.step import INPUTS
 
 HOSTILE = "$(touch hacked) `touch hacked`; touch hacked\n\"'${{ github.token }} && touch hacked"
 WRITES_OUTPUTS = """

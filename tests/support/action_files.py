@@ -4,18 +4,44 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import disttest
-from disttest.cli.github_step import CLUSTER_INPUTS, INPUTS, Input, groups_of_inputs
 from disttest.extras.cluster.option_rows import RUN_OPTIONS as CLUSTER_OPTIONS
-from disttest.options.option import Option
-from disttest.options.registry import FLOOR_OPTIONS
+from disttest.extras.github_action.step import INPUTS, Input
+from disttest.options.option import PLANS, Option
+from disttest.options.registry import FLOOR_OPTIONS, RUN_OPTIONS, SELECTION_OPTIONS
 from disttest.reports.outputs import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN_OUTPUTS = {"matrix": "The matrix, as one line of JSON.", "plan": "The plan's file."}
+
+
+CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own and one.own.elsewhere and one.launch is None)
+"""Inputs of runs on a cluster: the step runs in place on a submitting machine, and the scheduler has the nodes."""
+
+_COMMON = (
+    *("suite", "project", "setup", "pytest-args", "world-sizes", "device", "timeout", "deadline", "retries"),
+    *("results", "directories", "pool", "labels", "shards", "level", "json", "junit"),
+)
+"""Inputs that most users need, in their order: ten of the action that runs tests."""
+_GROUPS: tuple[tuple[str, Callable[[Input], bool]], ...] = (
+    ("Common", lambda one: one.name in _COMMON),
+    (PLANS, lambda one: one.own in SELECTION_OPTIONS or (one.own is not None and one.own.title == PLANS)),
+    ("How tests run", lambda one: one.own in RUN_OPTIONS),
+    ("Nodes of a cluster", lambda one: one in CLUSTER_INPUTS),
+    ("The step and its container", lambda _: True),
+)
+
+
+def groups_of_inputs(command: str) -> dict[str, tuple[Input, ...]]:
+    """Return the inputs of an action by group title, common ones first. Each is in exactly one group."""
+    groups: dict[str, list[Input]] = {title: [] for title, _ in _GROUPS}
+    for one in INPUTS[command]:
+        groups[next(title for title, takes in _GROUPS if takes(one))].append(one)
+    groups["Common"].sort(key=lambda one: _COMMON.index(one.name))
+    return {title: tuple(inputs) for title, inputs in groups.items() if inputs}
 
 
 def blocks(

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from results_schema import SCHEMA_ID
 
-from disttest.reports.results_json import FILE_NAME, SCHEMA_ID
+from disttest.reports.results_json import FILE_NAME
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / SCHEMA_ID
 

@@ -17,7 +17,6 @@ import click
 import disttest
 from disttest import github
 from disttest.cli.commands import list_command, report, run_command
-from disttest.cli.github_step import github_step, publish_failure
 from disttest.cli.purposes import PURPOSES, Purpose
 from disttest.cli.words import warn
 from disttest.errors import DisttestError, ExitCode
@@ -106,9 +105,14 @@ def _run(*typed: Any) -> NoReturn:
 
 command.add_command(run_command(_run))
 command.add_command(list_command(_leave))
-command.add_command(github_step)
 command.add_command(report)
 plugin_manager().call("disttest_addcommands", group=command)
+
+
+def _publish_failure(exit_code: int) -> None:
+    from disttest.reports.outputs import publish_failure  # imported late: most commands do not fail
+
+    publish_failure(exit_code, environment())
 
 
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -158,10 +162,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         warn(str(error))
         if step := plugin_manager().call("disttest_next_step", message=str(error)):
             warn(f"what to do: {step}")
-        publish_failure(error.exit_code, environment())
+        _publish_failure(error.exit_code)
         _leave(error.exit_code)
     except click.UsageError as error:
-        publish_failure(ExitCode.USAGE, environment())
+        _publish_failure(ExitCode.USAGE)
         if isinstance(error, click.NoSuchOption) and (moved := replacement_of(error.option_name)):
             warn(moved)
             _leave(ExitCode.USAGE)

@@ -95,25 +95,6 @@ def age_of(pid: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at(pid) / os.sysconf("SC_CLK_TCK")
 
 
-def cpu_ticks(pid: int) -> int:
-    """Return the CPU time of all threads of a process, in hundredths of a second.
-
-    Raises:
-        ProcessLookupError: the process has ended.
-    """
-    return sum(map(int, stat_of(pid)[11:13]))
-
-
-def is_at_rest(pid: int) -> bool:
-    """Return whether all threads of a process are waiting."""
-    try:
-        threads = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
-        states = {path.read_text().rpartition(")")[2].split()[0] for path in threads}
-    except OSError:
-        return False
-    return states <= {"S", "I"}
-
-
 def process_state(pid: int) -> str:
     """Return the kernel's letter for the state of a process (``R``, ``S``, ``D``, ``T``, …); empty if it has ended."""
     with contextlib.suppress(ProcessLookupError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,6 @@ PYTEST_WORDS = (
 
 
 _GIVEN = "disttest.given"
-_HANDED_ON = "disttest.handed_on"
 _ALL = "disttest.all_options"
 _OTHERS = "Options"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -95,7 +94,7 @@ class RegistryCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give each switch its value."""
-        switches = {flag for each in self.params if isinstance(each, _Switch) for flag in each.opts}
+        switches = {flag for each in self.params if isinstance(each, Switch) for flag in each.opts}
         return super().parse_args(ctx, spell_out(args, switches))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -162,20 +161,12 @@ class RelayingCommand(RegistryCommand):
     relays = True
 
 
-class _Switch(click.Option):
+class Switch(click.Option):
     """A flag with an optional value."""
 
 
-class ForeignOption(click.Option):
-    """A flag of the program that the command starts."""
-
-
-class PytestOption(ForeignOption):
+class PytestOption(click.Option):
     """A flag of pytest, passed to it before the arguments after ``--``."""
-
-
-class _ForeignSwitch(_Switch, ForeignOption):
-    """A flag of another command with an optional value."""
 
 
 def flags(command: str, **types: Type) -> Decorator:
@@ -186,7 +177,7 @@ def flags(command: str, **types: Type) -> Decorator:
     def give(function: Callable[..., Any]) -> Callable[..., Any]:
         for word in reversed(PYTEST_WORDS):
             if command in word.commands:
-                function = _pytest_flag(word)(function)
+                function = pytest_flag(word)(function)
         for option in reversed(options_of(command)):
             if not option.no_flag:
                 shown = is_shown(option, command)
@@ -198,52 +189,7 @@ def flags(command: str, **types: Type) -> Decorator:
 
 def pytest_word(flag: str) -> Decorator:
     """Add a flag of pytest to a plugin's command. Put it below :func:`flags`: it is passed on like those of ``run``."""
-    return next(_pytest_flag(word) for word in PYTEST_WORDS if flag in word.flags)
-
-
-def flags_handed_on(inner: str, *, by: str) -> Decorator:
-    """Let a command accept the flags of the one that it starts, without showing them: see :func:`words_handed_on`."""
-    # A flag that both have belongs to the outer one.
-    own = {option.flag for option in options_of(by)}
-
-    def give(function: Callable[..., Any]) -> Callable[..., Any]:
-        for word in PYTEST_WORDS:
-            if inner in word.commands:
-                function = _pytest_flag(word, hidden=True)(function)
-        for option in options_of(inner):
-            if option.flag not in own and not option.no_flag:
-                function = _foreign_flag(option)(function)
-        return function
-
-    return give
-
-
-def words_handed_on(context: click.Context) -> tuple[str, ...]:
-    """Return the inner command's flags on this command line, for the inner command line."""
-    return tuple(context.meta.get(_HANDED_ON, ()))
-
-
-def take_secrets(
-    words: Sequence[str], command: str, environ: Mapping[str, str]
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Remove secrets from the words of a command, because command lines are public.
-
-    Returns:
-        The other words, and an environment in which variables have the secrets, each on a separate line after the
-            existing value.
-    """
-    secret = {option.flag: option.variable for option in options_of(command) if option.secret}
-    left: list[str] = []
-    variables = dict(environ)
-    waiting = iter(words)
-    for word in waiting:
-        flag, given, value = word.partition("=")
-        if variable := secret.get(flag):
-            value = value if given else next(waiting, "")
-            variables[variable] = "\n".join(filter(None, [variables.get(variable), value]))
-        else:
-            left.append(word)
-    return tuple(left), variables
+    return next(pytest_flag(word) for word in PYTEST_WORDS if flag in word.flags)
 
 
 def was_given(option: Option) -> bool:
@@ -257,7 +203,7 @@ def _flag(option: Option, type_: Type, *, shown: bool) -> Decorator:
         *option.aliases,
         option.flag,
         option.field,
-        cls=_Switch if option.is_switch else click.Option,
+        cls=Switch if option.is_switch else click.Option,
         metavar=option.form,
         help=option.description + variable,
         multiple=option.many,
@@ -266,25 +212,9 @@ def _flag(option: Option, type_: Type, *, shown: bool) -> Decorator:
     )
 
 
-def _foreign_flag(option: Option) -> Decorator:
-    def set_value(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
-        words = context.meta.setdefault(_HANDED_ON, [])
-        for value in given if option.many else (given,):
-            if value is not None:
-                words.extend([f"{option.flag}={value}"] if option.is_switch else [option.flag, value])
+def pytest_flag(word: PytestWord, *, hidden: bool = False) -> Decorator:
+    """Add a flag of pytest to a command."""
 
-    return click.option(
-        *option.aliases,
-        option.flag,
-        cls=_ForeignSwitch if option.is_switch else ForeignOption,
-        multiple=option.many,
-        callback=set_value,
-        expose_value=False,
-        hidden=True,
-    )
-
-
-def _pytest_flag(word: PytestWord, *, hidden: bool = False) -> Decorator:
     def set_value(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
         if given:
             values = given if word.many else [given]

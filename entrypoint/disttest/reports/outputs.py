@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,6 +50,8 @@ _CONCLUSIONS = {
 }
 
 
+STEP_PID = "DISTTEST_STEP_PID"
+"""Variable with the process of the step: commands that its tests start must not publish."""
 _IN_DOCKER_ACTION = Path("/github/workspace")
 """The workspace inside a Docker action. Other steps start in it, too, but under another path."""
 
@@ -121,6 +124,12 @@ def publish_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> N
     if file := environ.get("GITHUB_OUTPUT"):
         for name, value in outputs.items():
             github.write_output(Path(file), name, value)
+
+
+def publish_failure(exit_code: int, environ: Mapping[str, str]) -> None:
+    """Publish the outputs of a step whose command ends before it has results; do nothing in other processes."""
+    if environ.get(STEP_PID) == str(os.getpid()):
+        publish_outputs(failure_outputs(exit_code), environ)
 
 
 def publish_summary(run: RunResult, results_dir: Path, environ: Mapping[str, str]) -> None:

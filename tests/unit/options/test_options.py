@@ -13,16 +13,16 @@ from disttest import plugin
 from disttest.cli.main import command, main
 from disttest.cli.purposes import PURPOSES
 from disttest.errors import PluginError, UsageError
+from disttest.extras.container.command import HandedOnOption
 from disttest.hookspecs import hookimpl
 from disttest.model import FlakyRule, Isolation
 from disttest.options import registry
 from disttest.options.flags import (
     PYTEST_GROUP,
     PYTEST_WORDS,
-    ForeignOption,
+    PytestOption,
     RegistryCommand,
     flags,
-    take_secrets,
 )
 from disttest.options.option import Option
 from disttest.options.registry import (
@@ -245,7 +245,9 @@ def test_common_options_of_pytest_need_no_dashes_before_them(words, before, behi
 @pytest.mark.parametrize("name", sorted({name for option in OPTIONS for name in option.commands}))
 def test_a_command_has_the_options_of_the_registry_and_no_others(name):
     options = [option for option in options_of(name) if not option.no_flag]
-    own = [each for each in command.commands[name].params if not isinstance(each, ForeignOption)]
+    own = [
+        each for each in command.commands[name].params if not isinstance(each, PytestOption | HandedOnOption)
+    ]
     flags = [each.opts[-1] for each in own if each.opts[-1].startswith("--")]
 
     assert len(options) == len({option.name for option in options})
@@ -370,16 +372,6 @@ def test_the_launcher_is_taken_from_its_variable(monkeypatch):
         UsageError, match=r"^DISTTEST_LAUNCHER: 'pbs' is not one of local, slurm, kubernetes$"
     ):
         parsed("run")
-
-
-def test_secrets_are_taken_from_a_command_line():
-    words = ("ddp", "--mask", "a b", "--retries", "1", "--mask=c=d", "--masked", "--mask")
-
-    left, variables = take_secrets(words, "run", {})
-
-    assert ("ddp", "--retries", "1", "--masked") == left
-    assert {"DISTTEST_MASK": "a b\nc=d"} == variables
-    assert (("ddp",), {}) == take_secrets(["ddp"], "run", {})
 
 
 @pytest.mark.parametrize(

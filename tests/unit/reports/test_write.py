@@ -12,17 +12,18 @@ import msgspec
 import pytest
 from rendered import render_results_json
 from results_files import check_results_below
+from results_schema import SCHEMA_ID, render_schema, results_schema
 from sample_runs import SampleRun, mixed_run
 
 from disttest.errors import ReportError, UsageError
 from disttest.model import Outcome
-from disttest.reports import rebuild, results_json, write, write_reports
+from disttest.reports import rebuild, write, write_reports
 from disttest.reports.reporter import Reporter
-from disttest.reports.results_json import load_results_json, results_schema
+from disttest.reports.results_json import load_results_json
 from disttest.reports.write import write_whole
 from disttest.results.journal import Journal
 
-PUBLISHED = Path(__file__).parents[3] / "docs" / results_json.SCHEMA_ID
+PUBLISHED = Path(__file__).parents[3] / "docs" / SCHEMA_ID
 
 
 def with_sorted_alternatives(found: dict[str, Any]) -> dict[str, Any]:
@@ -244,6 +245,6 @@ class TestResultsJson:
 
     def test_the_published_schema_is_this_one(self, update_golden):
         if update_golden:
-            PUBLISHED.write_text(results_json.render_schema())
-        published, made = PUBLISHED.read_text(), results_json.render_schema()
+            PUBLISHED.write_text(render_schema())
+        published, made = PUBLISHED.read_text(), render_schema()
         assert in_one_order(published) == in_one_order(made), "run pytest with --update-golden"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,82 @@ import msgspec
 from disttest.cli.purposes import Purpose, serves
 from disttest.extras.container.container_environment import ENVIRONMENT
 from disttest.extras.container.options import LaunchOptions
-from disttest.options.flags import RelayingCommand, flags, flags_handed_on, take_secrets, words_handed_on
+from disttest.options.flags import PYTEST_WORDS, Decorator, RelayingCommand, Switch, flags, pytest_flag
+from disttest.options.option import Option
+from disttest.options.registry import options_of
 from disttest.outgoing import outgoing
 
 if TYPE_CHECKING:
     from disttest.extras.container.launch_host import Host
     from disttest.extras.container.prepare import Prepared
+
+
+_HANDED_ON = "disttest.handed_on"
+
+
+class HandedOnOption(click.Option):
+    """A flag of ``run``."""
+
+
+class HandedOnSwitch(Switch, HandedOnOption):
+    """A flag of ``run`` with an optional value."""
+
+
+def with_flags_of_run(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``launch`` accept the flags of ``run``, without showing them: see :func:`words_handed_on`."""
+    # A flag that both have belongs to the outer one.
+    own = {option.flag for option in options_of("launch")}
+    for word in PYTEST_WORDS:
+        if "run" in word.commands:
+            command = pytest_flag(word, hidden=True)(command)
+    for option in options_of("run"):
+        if option.flag not in own and not option.no_flag:
+            command = _foreign_flag(option)(command)
+    return command
+
+
+def words_handed_on(context: click.Context) -> tuple[str, ...]:
+    """Return the inner command's flags on this command line, for the inner command line."""
+    return tuple(context.meta.get(_HANDED_ON, ()))
+
+
+def take_secrets(words: Sequence[str], environ: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Remove secrets from the words of ``run``, because command lines are public.
+
+    Returns:
+        The other words, and an environment in which variables have the secrets, each on a separate line after the
+            existing value.
+    """
+    secret = {option.flag: option.variable for option in options_of("run") if option.secret}
+    left: list[str] = []
+    variables = dict(environ)
+    waiting = iter(words)
+    for word in waiting:
+        flag, given, value = word.partition("=")
+        if variable := secret.get(flag):
+            value = value if given else next(waiting, "")
+            variables[variable] = "\n".join(filter(None, [variables.get(variable), value]))
+        else:
+            left.append(word)
+    return tuple(left), variables
+
+
+def _foreign_flag(option: Option) -> Decorator:
+    def set_value(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
+        words = context.meta.setdefault(_HANDED_ON, [])
+        for value in given if option.many else (given,):
+            if value is not None:
+                words.extend([f"{option.flag}={value}"] if option.is_switch else [option.flag, value])
+
+    return click.option(
+        *option.aliases,
+        option.flag,
+        cls=HandedOnSwitch if option.is_switch else HandedOnOption,
+        multiple=option.many,
+        callback=set_value,
+        expose_value=False,
+        hidden=True,
+    )
 
 
 @serves(Purpose.MACHINES)
@@ -27,7 +97,7 @@ if TYPE_CHECKING:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS OF DISTTEST…]")
 @flags("launch")
-@flags_handed_on("run", by="launch")
+@with_flags_of_run
 @click.pass_context
 def launch(
     context: click.Context,
@@ -54,7 +124,7 @@ def launch(
     # After the first argument, which may be the name of a command.
     words = (*arguments[:1], *words_handed_on(context), *arguments[1:])
     # Secrets leave the command line, which other users can read in /proc, for the environment.
-    inside, environ = take_secrets(words, "run", host.environ)
+    inside, environ = take_secrets(words, host.environ)
     host = dataclasses.replace(host, environ=environ)
     options = read_options((*inside, *_pytest_part(context.obj)), host, **asked)
     if dry_run:

@@ -16,10 +16,19 @@ from disttest.extras.history.option_rows import NAME
 from disttest.extras.history.queries import PastVerdict, read_past_runs, read_points, read_test
 from disttest.extras.history.rates import describe_rate
 from disttest.extras.history.sources import find_runs, holds_history, load_run
-from disttest.reports.past_runs import GREEN, RED, SHOWN_COMMIT, PastRun, Point, when, words_of_streak
+from disttest.reports.past_runs import (
+    GREEN,
+    RED,
+    SHOWN_COMMIT,
+    PastRun,
+    Point,
+    percent,
+    point,
+    when,
+    words_of_streak,
+)
 from disttest.reports.reporter import Cell, ReportTable
 from disttest.reports.text import count, duration, one_line
-from disttest.reports.past_runs import percent, point
 from disttest.results.fold import RunResult, TestOutcome
 
 MARKS = {

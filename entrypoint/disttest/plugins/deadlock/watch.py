@@ -10,13 +10,14 @@ import re
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from disttest.boards import Board
 from disttest.clock import monotonic, sleep
-from disttest.host.proc import catches, cpu_ticks, descendants, is_alive, is_at_rest
+from disttest.host.proc import catches, descendants, is_alive, stat_of
 from disttest.limits import EVIDENCE_POLL_S, TICK_S
 from disttest.model import HangCause, Outcome
 from disttest.observe.records import WaitKind
@@ -330,3 +331,22 @@ def is_expected(deadlock: Deadlock, ranks: Mapping[int, Snapshot]) -> bool:
         return all(each.expects and re.search(each.expectation, message) for each in ranks.values())
     except re.error:  # written by a broken rank
         return False
+
+
+def cpu_ticks(pid: int) -> int:
+    """Return the CPU time of all threads of a process, in hundredths of a second.
+
+    Raises:
+        ProcessLookupError: the process has ended.
+    """
+    return sum(map(int, stat_of(pid)[11:13]))
+
+
+def is_at_rest(pid: int) -> bool:
+    """Return whether all threads of a process are waiting."""
+    try:
+        threads = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
+        states = {path.read_text().rpartition(")")[2].split()[0] for path in threads}
+    except OSError:
+        return False
+    return states <= {"S", "I"}

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from disttest.clock import monotonic, sleep
-from disttest.outgoing import shorten
 from disttest.model import Outcome, RankEnd, RankRecord
-from disttest.results.hang_findings import HARNESS
+from disttest.outgoing import shorten
 from disttest.results.exit_codes import WOKEN
+from disttest.results.hang_findings import HARNESS
 from disttest.results.headline import headline, raised_line
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, Raised, RunStop, clean_text

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from disttest.outgoing import shorten
 from disttest.host.descendants import kill_descendants
 from disttest.host.proc import forked_children
 from disttest.host.process import Child, Exit, end_all, signal_name, wait_all
 from disttest.limits import RANK_TERM_S, RANKS_LEAVE_S
 from disttest.model import Outcome, RankEnd, RankRecord
+from disttest.outgoing import shorten
 from disttest.plugins.launching_classes.inheritance import Inheritance
 from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, read_record
 from disttest.results.headline import raised_line

@@ -14,8 +14,7 @@ from disttest.clock import monotonic
 from disttest.errors import ProtocolError
 from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.event_loop import EventLoop, wait_any
-from disttest.host.fork_memory import is_frozen
-from disttest.host.fork_memory import before_forks
+from disttest.host.fork_memory import before_forks, is_frozen
 from disttest.host.oom import own_cgroups
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, fork_child
 from disttest.limits import (

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -21,16 +21,19 @@ from disttest.errors import DisttestError, UsageError
 from disttest.model import Frozen
 from disttest.options.environment import environment
 from disttest.options.flags import RelayingCommand
-from disttest.options.option import PLANS, Option
+from disttest.options.option import Option
 from disttest.options.registry import (
     IN_CONTAINER,
-    RUN_OPTIONS,
-    SELECTION_OPTIONS,
     options_of,
 )
 from disttest.options.values import SWITCH
+from disttest.reports.outputs import STEP_PID, publish_failure
 
 PREFIX = "DISTTEST_INPUT_"
+MODE = "DISTTEST_STEP_MODE"
+"""Variable set by action.yml: ``in-place`` or ``launch``."""
+COMMAND = "DISTTEST_STEP_COMMAND"
+"""Variable set by each action.yml: ``run``, ``plan`` or ``merge``."""
 
 
 class InputKind(StrEnum):
@@ -117,30 +120,6 @@ def _input(name: str, own: Option | None, launch: Option | None) -> Input:
 
 INPUTS = {command: _inputs(command) for command in ("run", "plan", "merge", "doctor")}
 """Command, mapped to the inputs of the action that runs it."""
-CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own and one.own.elsewhere and one.launch is None)
-"""Inputs of runs on a cluster: the step runs in place on a submitting machine, and the scheduler has the nodes."""
-
-_COMMON = (
-    *("suite", "project", "setup", "pytest-args", "world-sizes", "device", "timeout", "deadline", "retries"),
-    *("results", "directories", "pool", "labels", "shards", "level", "json", "junit"),
-)
-"""Inputs that most users need, in their order: ten of the action that runs tests."""
-_GROUPS: tuple[tuple[str, Callable[[Input], bool]], ...] = (
-    ("Common", lambda one: one.name in _COMMON),
-    (PLANS, lambda one: one.own in SELECTION_OPTIONS or (one.own is not None and one.own.title == PLANS)),
-    ("How tests run", lambda one: one.own in RUN_OPTIONS),
-    ("Nodes of a cluster", lambda one: one in CLUSTER_INPUTS),
-    ("The step and its container", lambda _: True),
-)
-
-
-def groups_of_inputs(command: str) -> dict[str, tuple[Input, ...]]:
-    """Return the inputs of an action by group title, common ones first. Each is in exactly one group."""
-    groups: dict[str, list[Input]] = {title: [] for title, _ in _GROUPS}
-    for one in INPUTS[command]:
-        groups[next(title for title, takes in _GROUPS if takes(one))].append(one)
-    groups["Common"].sort(key=lambda one: _COMMON.index(one.name))
-    return {title: tuple(inputs) for title, inputs in groups.items() if inputs}
 
 
 def read_inputs(command: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -244,26 +223,6 @@ def _words(name: str, text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise UsageError(f"input {name}: {error} in {text!r}") from None
-
-
-MODE = "DISTTEST_STEP_MODE"
-"""Variable set by action.yml: ``in-place`` or ``launch``."""
-
-
-COMMAND = "DISTTEST_STEP_COMMAND"
-"""Variable set by each action.yml: ``run``, ``plan`` or ``merge``."""
-
-
-STEP_PID = "DISTTEST_STEP_PID"
-"""Variable with the process of the step: commands that its tests start must not publish."""
-
-
-def publish_failure(exit_code: int, environ: Mapping[str, str]) -> None:
-    """Publish the outputs of a step whose command ends before it has results; do nothing in other processes."""
-    if environ.get(STEP_PID) == str(os.getpid()):
-        from disttest.reports.outputs import failure_outputs, publish_outputs
-
-        publish_outputs(failure_outputs(exit_code), environ)
 
 
 @click.command(name="github-step", hidden=True, cls=RelayingCommand)

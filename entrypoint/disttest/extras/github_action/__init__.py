@@ -1,0 +1,1 @@
+"""The GitHub actions: their inputs become the command that a step runs."""
