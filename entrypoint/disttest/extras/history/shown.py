@@ -6,10 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from disttest.errors import DisttestError
 from disttest.extras.history.option_rows import NAME
@@ -30,6 +27,11 @@ from disttest.reports.past_runs import (
 from disttest.reports.reporter import Cell, ReportTable
 from disttest.reports.text import count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
 
 MARKS = {
     "passed": "▁",
@@ -222,6 +224,9 @@ def points_of(paths: Sequence[Path]) -> list[Point]:
 
 def print_trend(console: Console, points: Sequence[Point]) -> None:
     """Print a line for each run, with the curves below."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("started (UTC)", "run", "result"):
         table.add_column(name, no_wrap=name != "run", overflow="fold")
@@ -235,6 +240,8 @@ def print_trend(console: Console, points: Sequence[Point]) -> None:
 
 
 def _trend_cells(entry: Point) -> list[Text]:
+    from rich.text import Text
+
     result = Text("green", style="green") if entry.green else Text("red", style="bold red")
     return [
         Text(entry.label),
