@@ -3,8 +3,9 @@
     python bench/steps.py [--size 2] [--worlds 40] [--isolation fresh|warm]
 
 The steps are those that ranks, worlds and the controller mark (``disttest/host/cpu_marks.py``); the journal has them, since
-the run is given ``--disttest-cpu-steps``. What is left of the whole (the command, the ends of the world processes) is the last
-line; start-up is not in it, since a run of one test is taken off. With ``--isolation warm`` it is what one more test costs.
+the run is given ``DISTTEST_CPU_STEPS=true``. What is left of the whole (the command, the ends of the world processes) is the
+last line; start-up is not in it, since a run of one test is taken off. With ``--isolation warm`` it is what one more test
+costs.
 """
 
 from __future__ import annotations
@@ -39,9 +40,8 @@ def run(folder: Path, tests: int, words: Sequence[str], size: int) -> tuple[floa
     (folder / "test_steps.py").write_text(TEST.format(size=size, tests=tests))
     command = [sys.executable, "-m", "disttest", *words, "--progress", "lines", "--results", "results"]
     watch = Stopwatch()
-    done = subprocess.run(
-        [*command, "--", "--disttest-cpu-steps"], cwd=folder, check=False, capture_output=True, text=True
-    )
+    environ = {**os.environ, "DISTTEST_CPU_STEPS": "true"}
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, env=environ)
     took = watch.took()
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")

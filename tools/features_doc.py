@@ -43,7 +43,7 @@ def _page() -> Iterator[str]:
             flags = [
                 f"`{row.flag}`"
                 for owner, row in options
-                if owner == name and "run" in row.commands and not row.no_flag
+                if owner == name and "run" in row.commands and not (row.no_flag or row.hidden)
             ]
             commands = [f"`{command}`" for command in _commands(plugins[name])]
             yield f"| `{name}` | {_what(folder)} | {', '.join(commands)} | {', '.join(flags)} |"

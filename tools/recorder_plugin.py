@@ -20,8 +20,16 @@ _GRAVITY = ("passed", "skipped", "failed")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Record, unless this process is a rank, whose reports are not verdicts."""
-    if not config.getoption("disttest_rank", None):
+    if not _is_rank(config):
         config.pluginmanager.register(_Recorder(Path(os.environ["FOREIGN_RECORD"])), "foreign-recorder")
+
+
+def _is_rank(config: pytest.Config) -> bool:
+    if config.getoption("disttest_order", None) is None:  # also without disttest, which need not be installed
+        return False
+    from disttest.runtime.controller.orders import collecting_order
+
+    return collecting_order(config) is not None
 
 
 @pytest.hookimpl(trylast=True)

@@ -30,15 +30,14 @@ from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
 from disttest.plugin_manager import plugin_manager
 from disttest.results.relay import hide_in_own_files, mask_terminal
-from disttest.runtime.controller import early_skips
+from disttest.runtime.controller import early_skips, orders
 from disttest.runtime.controller.expand import expand, expand_late, make_ids_unique, repeat_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
-from disttest.runtime.controller.orders import ForkSourceOrder
 from disttest.runtime.controller.ordinary import stop_of_test
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RUN, RunSession, inherit_results
-from disttest.runtime.controller.session_options import ASKED, INTERNAL_SWITCHES, check_reports, has_asked
+from disttest.runtime.controller.session_options import ASKED, check_reports, has_asked
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import declare_marks, has_to_do_with_worlds
 from disttest.runtime.messages.leaving import LeaveNote
@@ -76,7 +75,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add an option for each row of the registry, with ``--disttest-`` in front: plain names belong to others."""
     group = parser.getgroup("disttest", "distributed tests")
-    internal = argparse.SUPPRESS  # of options that only the disttest command gives
+    internal = argparse.SUPPRESS
     for option in (option for option in RUN_OPTIONS if not option.secret):
         group.addoption(
             f"--disttest-{option.name}",
@@ -87,32 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             if option.no_flag or option.hidden
             else f"{option.description} [{option.variable}]".replace("%", "%%"),
         )
-    group.addoption("--disttest-part", dest="disttest_part", help=internal)
-    group.addoption("--disttest-timings", dest="disttest_timings", action="append", default=[], help=internal)
-    for switch in INTERNAL_SWITCHES:
-        group.addoption(switch, action="store_true", help=internal)
-    group.addoption("--disttest-only", dest="disttest_only", help=internal)
-    group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
-    group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
-    group.addoption("--disttest-rank", dest="disttest_rank", help=internal)
-    group.addoption("--disttest-threads", dest="disttest_threads", help=internal)
-    group.addoption(
-        "--disttest-ledger",
-        dest="disttest_ledger",
-        type=int,
-        metavar="FD",
-        help=internal,
-    )
-    for name in ("leaving", "claim", "journal"):
-        group.addoption(f"--disttest-{name}", type=int, metavar="FD", help=internal)
-    group.addoption(
-        "--disttest-supervised",
-        dest="disttest_supervised",
-        type=int,
-        default=0,
-        metavar="PID",
-        help=internal,
-    )
+    group.addoption(orders.FLAG, dest="disttest_order", type=int, metavar="FD", help=internal)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -127,10 +101,11 @@ def pytest_load_initial_conftests(
         early_config.known_args_namespace = parser.parse_known_args(args, copy.copy(early_config.option))
     note_original()
     stay_off_cuda()
-    known = early_config.known_args_namespace
-    early_config.stash[_LEAVING] = LeaveNote(None if known.disttest_rank else known.disttest_leaving)
-    if known.disttest_supervised and not known.disttest_rank:
-        die_with_parent(known.disttest_supervised)
+    order = orders.order_of(early_config)
+    leaving = order.leaving if isinstance(order, orders.ControllerOrder) else None
+    early_config.stash[_LEAVING] = LeaveNote(leaving)
+    if order.is_supervised and orders.collecting_order(early_config) is None:
+        die_with_parent(order.shared.supervisor)
         inherit_results(early_config)
         # Objects that torch makes are permanent. Collecting garbage among them costs a sixth of the import time.
         gc.disable()
@@ -140,20 +115,19 @@ def pytest_load_initial_conftests(
         plugin_manager().call("disttest_load_parts", config=early_config)
         # A conftest may replace functions that these modules bind when they are imported.
         importlib.import_module(_WORLDS)
-        _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
+        _once_all_is_imported.append(import_single_threaded(order.shared.threads))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marks and read the options; pytest's terminal reporter exists by then."""
     declare_marks(config, common=config.stash[ASKED])
-    if config.getoption("disttest_supervised") and (words := too_old()):
+    if orders.order_of(config).is_supervised and (words := too_old()):
         raise pytest.UsageError(words)
     run = config.stash[RUN] = RunSession(config)
     config.pluginmanager.register(run, "disttest-run")
-    columns = config.getoption("disttest_view")
-    if columns and run.runs_tests and not config.option.collectonly:
-        quieten(config, columns, lambda: run.recorder is not None)
+    if run.work.columns and run.runs_tests and not config.option.collectonly:
+        quieten(config, run.work.columns, lambda: run.recorder is not None)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -200,7 +174,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     verb = "importing" if isinstance(collector, pytest.File) else "collecting"
     _note(collector.config, f"{verb} {collector.nodeid}")
     run = collector.config.stash[RUN]
-    asked = bool(collector.config.getoption("disttest_supervised"))
+    asked = orders.order_of(collector.config).is_supervised
     try:
         with run.hazard_watch.collecting(collector), staying() if asked else contextlib.nullcontext():
             # Worlds are made from finished items, because parametrizing functions does not see the marks of
@@ -231,7 +205,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
     repeat_each(items, run.options.repeat)
-    if config.getoption("disttest_supervised") or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
+    if orders.order_of(config).is_supervised or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
         make_ids_unique(items)
     run.keep_selected(items)
 
@@ -299,7 +273,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     # Ordinary tests may start threads and touch CUDA in this process, after which forking it is unsafe.
     run = session.config.stash[RUN]
     run.leave_if_copy()
-    if isinstance(run.rank_order, ForkSourceOrder):
+    if isinstance(run.rank_order, orders.ForkSourceOrder):
         from disttest.runtime.controller.fork_sources import serve_collected
 
         serve_collected(session, run.rank_order, run.hazard_watch.judge(on_gpus=run.host.device != "cpu"))
@@ -391,7 +365,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash.get(RUN, None)
     if run is not None:
         run.close(session, int(exitstatus))
-    if session.config.getoption("disttest_supervised"):
+    if orders.order_of(session.config).is_supervised:
         # pytest is about to collect garbage several times, to find errors in objects that tests have left. Once finds
         # all of them among torch's objects: https://github.com/pytest-dev/pytest/pull/12958
         gc.collect()
@@ -402,7 +376,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Mask values in files that pytest has written, and shorten the end of the process."""
     hide_in_own_files(config)
-    if config.getoption("disttest_supervised"):
+    if orders.order_of(config).is_supervised:
         # The interpreter's last collections would walk all of torch for a third of a second, while the command
         # waits. See https://docs.python.org/3/library/gc.html#gc.freeze.
         gc.freeze()

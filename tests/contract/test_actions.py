@@ -62,7 +62,7 @@ def test_every_option_of_a_run_is_an_input() -> None:
     names = {one.name for one in INPUTS["run"]}
     assert {option.name for option in RUN_OPTIONS if option.inputs} <= names
     # What a log shows is not a choice, nobody can debug it or repeat a failure in it, it ends with its machine, and results
-    # are uploaded.
+    # are uploaded. The agent of a node gives --assigned.
     flags = flags_of(command.commands["run"])
     assert flags <= {f"--{one.name}" for one in INPUTS["run"]} | {
         "--help",
@@ -75,6 +75,7 @@ def test_every_option_of_a_run_is_an_input() -> None:
         "--resident",
         "--keep-results",
         "--one-world",
+        "--assigned",
     }
 
 

@@ -215,7 +215,7 @@ def test_no_child_has_a_value_on_its_command_line(lab: Lab) -> None:
                     words = process.read_bytes()
                 except OSError:
                     continue
-                if b"--disttest-supervised" in words:
+                if b"--disttest-order" in words:
                     found.append(words)
             assert found
             assert not any(b"cmd-l1ne" + b"-secret" in words for words in found)

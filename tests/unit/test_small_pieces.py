@@ -200,7 +200,7 @@ def test_what_is_ours_is_taken_out_of_pytest_s_arguments():
         "-k",
         "x",
         "--disttest-slots=2",
-        "--disttest-failed-first",
+        "--disttest-order=7",
         "--my-option",
     ]
 

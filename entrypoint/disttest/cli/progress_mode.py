@@ -58,8 +58,12 @@ class ProgressMode:
             return []
         if isinstance(self.view, RelayView):
             return ["--color=yes"] if self.console.is_terminal else []
-        colour = self.console.is_terminal and not self.console.no_color
-        return [f"--disttest-view={self.console.width}", *(["--color=yes"] if colour else [])]
+        return ["--color=yes"] if self.console.is_terminal and not self.console.no_color else []
+
+    @property
+    def columns(self) -> int:
+        """Width of the view that replaces most output of pytest; 0 if pytest's own output is shown."""
+        return 0 if self.view is None or isinstance(self.view, RelayView) else self.console.width
 
     @property
     def owes_failures(self) -> bool:

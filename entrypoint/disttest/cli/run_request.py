@@ -50,10 +50,9 @@ class RunRequest:
     """Those of them that a flag or a variable has set."""
     place: RunPlace | None = None
     """Place of the run; None for this machine."""
-    part: RunPart | None = None
-    """Part of a divided run; None for a whole run."""
-    selecting: tuple[str, ...] = ()
-    """Arguments of plugins by which pytest selects tests. Files in them are files of this machine."""
+    part: RunPart = dataclasses.field(default_factory=RunPart)
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Plugin name -> data for the plugin in the pytest process. Files in them are files of this machine."""
     attachments: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     """Files to copy into the results directory, by their names there."""
 
@@ -68,11 +67,6 @@ class RunRequest:
             ),
             asked={name: value for name, value in self.asked.items() if name != option.name},
         )
-
-    @property
-    def selection_arguments(self) -> list[str]:
-        """Arguments by which pytest selects and orders tests."""
-        return [*self.selection.pytest_arguments(), *self.selecting]
 
     @property
     def needs_new_processes(self) -> tuple[str, ...]:
@@ -140,13 +134,6 @@ class RunSelection(Frozen):
             return self
         return msgspec.structs.replace(self, timings=(earlier / FILE_NAME,))
 
-    def pytest_arguments(self) -> list[str]:
-        """Return the selection as arguments of the plugin."""
-        arguments = [f"--disttest-timings={path.absolute()}" for path in self.timings]
-        if self.failed_first:
-            arguments.append("--disttest-failed-first")
-        return arguments
-
 
 def take_selection(given: dict[str, Any]) -> RunSelection:
     """Take the options out of click's values and check them.
@@ -192,13 +179,12 @@ class PreparedRun:
     options: RunOptions
     pytest_args: Sequence[str]
     directory: ResultsDirectory
-    selecting: tuple[str, ...]
-    """Arguments for pytest that select tests. They name files of this machine."""
+    data: Mapping[str, Any]
+    """Plugin name -> data for the plugin in pytest processes of this machine, whose files they may name."""
     timings: tuple[Path, ...]
     """Files with the durations of earlier runs."""
     failed_first: bool
-    part: RunPart | None
-    """Part of a divided run; None for a whole run."""
+    part: RunPart
     invocation: Invocation
     signals: NotedSignals
     """The signals that cancel the run."""

@@ -32,6 +32,7 @@ from disttest.results.directory import ResultsDirectory, claim, claim_default, r
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, record_end
 from disttest.results.repeat import variables_of_classes
+from disttest.runtime.controller.orders import ControllerOrder, Shared
 from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.supervisor.listing import ask_pytest
 from disttest.runtime.supervisor.run_supervisor import (
@@ -122,7 +123,7 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
         result,
         directory.path,
         floors=selection.floors,
-        empty_shard=request.part is not None and request.part.is_empty,
+        empty_shard=request.part.is_empty,
         failures=owes_failures,
         environ=environment(),
         keep=keep,
@@ -153,9 +154,9 @@ def end_late(code: int, signum: int | None, journal: Path, *, at_s: float) -> in
 
 def _ask_pytest(request: RunRequest, resolved: Targets) -> int:
     """Pass on an answer of pytest that runs no test."""
-    extra = [*request.selection_arguments, *request.pytest_args]
     with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
-        return ask_pytest(resolved, filled(request.flags, Path(folder)), extra)
+        flags = filled(request.flags, Path(folder))
+        return ask_pytest(resolved, flags, request.pytest_args, Shared(data=dict(request.data)))
 
 
 def _prepared(
@@ -167,7 +168,7 @@ def _prepared(
         options=request.options,
         pytest_args=request.pytest_args,
         directory=directory,
-        selecting=tuple(request.selection_arguments),
+        data=request.data,
         timings=request.selection.timings,
         failed_first=request.selection.failed_first,
         part=request.part,
@@ -188,15 +189,21 @@ def _run_here(
     needs_terminal = plugin_manager().call("disttest_needs_terminal", request=request)
     asked = [*(["--pdb"] if needs_terminal else []), *request.pytest_args]
     mode = choose_progress(request.progress, asked, environment(), directory.path, selection.timings)
-    part = [f"--disttest-part={request.part.plan_id}:{request.part.shard}"] if request.part else []
-    extra = [*request.selection_arguments, *part, *mode.pytest_arguments(), *request.pytest_args]
+    extra = [*mode.pytest_arguments(), *request.pytest_args]
+    order = ControllerOrder(
+        shared=Shared(data=dict(request.data)),
+        part=request.part,
+        timings=tuple(path.absolute() for path in selection.timings),
+        failed_first=selection.failed_first,
+        columns=mode.columns,
+    )
     result = run_supervised(
         pytest_command(resolved, filled(request.flags, directory.path), extra),
         options,
         directory,
         invocation=_invocation(request, resolved),
         hardware=hardware,
-        part=request.part,
+        order=order,
         view=mode.view,
     )
     return result, mode.owes_failures

@@ -7,10 +7,9 @@ run in this process get the pools that they would have without disttest.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 _VARIABLES = (
     "OMP_NUM_THREADS",
@@ -25,10 +24,10 @@ _is_limited = False
 """Whether this process has limited the pools of any library."""
 
 
-def asked_threads() -> str:
-    """Return the variables about threads in the environment of this process, as JSON."""
+def asked_threads() -> dict[str, str]:
+    """Return the variables about threads in the environment of this process."""
     environ = os.environ  # noqa: TID251  # the libraries' variables
-    return json.dumps({name: environ[name] for name in _VARIABLES if name in environ})
+    return {name: environ[name] for name in _VARIABLES if name in environ}
 
 
 def single_threaded() -> dict[str, str]:
@@ -36,16 +35,16 @@ def single_threaded() -> dict[str, str]:
     return dict.fromkeys(_VARIABLES, "1")
 
 
-def import_single_threaded(told: str | None = None) -> Callable[[], None]:
+def import_single_threaded(asked: Mapping[str, str] | None = None) -> Callable[[], None]:
     """Limit libraries that are loaded from now on to one thread; return the function that undoes it.
 
     Args:
-        told: the user's variables (:func:`asked_threads`), if this process was started with other ones.
+        asked: the user's variables (:func:`asked_threads`), if this process was started with other ones.
     """
     global _is_limited
     _is_limited = True
     environ = os.environ  # noqa: TID251  # libraries read it when they are loaded
-    before = json.loads(told or asked_threads())
+    before = asked_threads() if asked is None else asked
     environ.update(single_threaded())
 
     def undo() -> None:

@@ -51,10 +51,10 @@ class Invocation(Frozen):
 
 
 class RunPart(Frozen):
-    """The part of a divided run that this run is."""
+    """The part of a divided run that this run is; without values for a whole run."""
 
-    plan_id: str
-    shard: Count
+    plan_id: str = ""
+    shard: Count | None = None
     """Number of the part in the plan."""
     is_empty: bool = False
     """Whether the plan assigns no test to this part, so that a run without tests is a success."""

@@ -77,7 +77,8 @@ def test_lines_for_a_log_and_pytest_is_told_how_wide(tmp_path):
     mode = choose_progress("auto", [], {}, tmp_path, ())
 
     assert isinstance(mode.view, PlainView)
-    assert mode.pytest_arguments() == [f"--disttest-view={mode.console.width}"]
+    assert mode.columns == mode.console.width
+    assert [] == mode.pytest_arguments()
     assert not mode.owes_failures
 
 
@@ -91,7 +92,7 @@ def test_pytests_own_output(tmp_path, monkeypatch, progress, words, addopts, at_
 
     # Elsewhere than at a terminal we stand between, so that pytest waits for no reader and misses none.
     assert mode.view is None if at_terminal else isinstance(mode.view, RelayView)
-    assert [] == [word for word in mode.pytest_arguments() if word.startswith("--disttest-view")]
+    assert 0 == mode.columns
     assert not mode.owes_failures
 
 

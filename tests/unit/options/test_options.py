@@ -48,7 +48,6 @@ def test_every_option_has_a_field_and_a_variable():
 
     # by the session or by plugins, not by an option of the core
     found = {
-        "cpu_steps",
         "given",
         "is_debugged",
         "plugin_options",
@@ -310,7 +309,7 @@ VALUES = {
     "host": "true",
     "world-sizes": "2", "backend": "gloo", "gpus": "2", "lease-dir": "/x", "results": "out", "log-limit": "64k",
     "mask": "s3cret", "isolation": "warm", "device": "cpu", "verdict": "torch", "flaky": "fail", "allow-busy-gpus": "true",
-    "one-world": "true",
+    "one-world": "true", "cpu-steps": "true",
     "native-stacks": "true", "isolate-files": "true", "fast-spawn": "false",
     "sanitize": "order", "deadlock": "report", "record": "all",
 }  # fmt: skip

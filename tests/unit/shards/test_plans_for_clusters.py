@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import pytest
 from command_runner import command_runner
 from fake_scheduler import FakeScheduler
@@ -49,8 +48,8 @@ class Planned:
     @property
     def host(self) -> TargetHost:
         """The machine that the tests were collected for."""
-        (argument,) = [word for word in self._collected[0] if word.startswith("--disttest-collect-for=")]
-        return msgspec.json.decode(argument.partition("=")[2], type=TargetHost)
+        (host,) = filter(None, self._collected)
+        return host
 
     @property
     def collected(self) -> bool:
@@ -75,8 +74,10 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plann
                 raise capacity
             return size_of(FakeScheduler(capacity=capacity).capacity(), device)
 
-        def collect(_targets: object, _flags: object, extra: Sequence[str], _gpus: int) -> Sequence[Any]:
-            collected.append(extra)
+        def collect(
+            _targets: object, _flags: object, _extra: object, _gpus: int, host: TargetHost | None
+        ) -> Sequence[Any]:
+            collected.append(host)
             return TESTS
 
         command = plan_command(collect, pool_size)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from disttest.cli.finish import finish_run
 from disttest.cli.progress_mode import choose_progress
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, UsageError
-from disttest.extras.chaos.case import baseline_ranks
+from disttest.extras.chaos.case import NAME, baseline_ranks
 from disttest.extras.chaos.fault_plan import ChaosPlan, Drawn, Wanted, draw
 from disttest.extras.chaos.search import search_smallest
 from disttest.model import Frozen, Hardware, Invocation, Outcome, TestCase
@@ -29,6 +27,7 @@ from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.earlier_runs import BEFORE
 from disttest.results.floors import Floors
 from disttest.results.fold import RunResult, TestOutcome
+from disttest.runtime.controller.orders import ControllerOrder, Shared
 from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.supervisor.run_supervisor import hold_signals, pytest_command, run_supervised
 
@@ -55,19 +54,16 @@ class _Runs(Frozen):
         """Run the tests as planned. Return the result, and whether its failures still have to be printed in full."""
         flags = {**self.flags, **changed}
         mode = choose_progress(self.progress, self.pytest_args, environment(), directory.path, ())
-        with tempfile.TemporaryDirectory(prefix="disttest-chaos-") as folder:
-            file = Path(folder) / "plan.json"
-            file.write_bytes(msgspec.json.encode(plan))
-            extra = [f"--disttest-chaos={file}", *mode.pytest_arguments()]
-            extra += [_TRACEBACKS] * bool(plan.cases) + [*self.pytest_args]
-            result = run_supervised(
-                pytest_command(self.targets, filled(flags, directory.path), extra),
-                resolve_options(flags),
-                directory,
-                invocation=self.invocation,
-                hardware=self.hardware,
-                view=mode.view,
-            )
+        extra = [*mode.pytest_arguments(), *[_TRACEBACKS] * bool(plan.cases), *self.pytest_args]
+        result = run_supervised(
+            pytest_command(self.targets, filled(flags, directory.path), extra),
+            resolve_options(flags),
+            directory,
+            invocation=self.invocation,
+            hardware=self.hardware,
+            order=ControllerOrder(shared=Shared(data={NAME: plan}), columns=mode.columns),
+            view=mode.view,
+        )
         return result, mode.owes_failures
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -49,13 +48,12 @@ def case_of_item(item: pytest.Item) -> ChaosCase | None:
     return item.stash.get(_CASE, None)
 
 
-def add_fault_tests(items: list[pytest.Item], config: pytest.Config, plan_file: Path) -> None:
+def add_fault_tests(items: list[pytest.Item], config: pytest.Config, plan: ChaosPlan) -> None:
     """Keep the tests that have a world, for the baseline; or replace each by one test for each planned fault.
 
     Raises:
         UsageError: a chaos mark is invalid.
     """
-    plan = msgspec.json.decode(plan_file.read_bytes(), type=ChaosPlan)
     kept = [each for item in items for each in _of(item, plan)]
     config.hook.pytest_deselected(items=[item for item in items if shape_of(item) is None])
     items[:] = kept

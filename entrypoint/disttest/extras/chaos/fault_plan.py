@@ -63,7 +63,7 @@ def _waits_for(call: BaselineCall, rank: int, victim: int) -> bool:
 
 
 class ChaosPlan(Frozen):
-    """Plan for the pytest process of a run; passed in a file."""
+    """Plan for the pytest process of a run."""
 
     cases: dict[str, tuple[ChaosCase, ...]] | None = None
     """Node id of a test -> its faults. None: count the calls of each test that has a world."""

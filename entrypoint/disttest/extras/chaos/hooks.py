@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disttest.extras.chaos.case import NAME, ChaosCase, FaultKind, case_of, fault_of
@@ -119,11 +117,6 @@ def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
     return {NAME: _move_case, "unharmed": _move_calls}
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option by which the command passes the plan to its pytest processes."""
-    parser.getgroup("disttest").addoption("--disttest-chaos", dest="disttest_chaos", help=argparse.SUPPRESS)
-
-
 @hookimpl
 def disttest_marks() -> Sequence[str]:
     """Describe the mark that states a contract."""
@@ -133,16 +126,21 @@ def disttest_marks() -> Sequence[str]:
 @hookimpl
 def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> None:
     """Make one test of each fault of the plan."""
-    if plan := config.getoption("disttest_chaos"):
-        from disttest.extras.chaos.fault_items import add_fault_tests
+    from disttest.runtime.controller.orders import from_data, order_of
 
-        add_fault_tests(items, config, Path(plan))
+    if (plan := order_of(config).shared.data.get(NAME)) is not None:
+        from disttest.extras.chaos.fault_items import add_fault_tests
+        from disttest.extras.chaos.fault_plan import ChaosPlan
+
+        add_fault_tests(items, config, from_data(plan, ChaosPlan))
 
 
 @hookimpl
 def disttest_test_data(item: pytest.Item) -> ChaosCase | None:
     """Return the fault and the contract of the test."""
-    if not item.config.getoption("disttest_chaos"):
+    from disttest.runtime.controller.orders import order_of
+
+    if NAME not in order_of(item.config).shared.data:
         return None
     from disttest.extras.chaos.fault_items import case_of_item
 
@@ -152,7 +150,9 @@ def disttest_test_data(item: pytest.Item) -> ChaosCase | None:
 @hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
     """Import the parts that run in worlds and ranks."""
-    if config.known_args_namespace.disttest_chaos:
+    from disttest.runtime.controller.orders import order_of
+
+    if NAME in order_of(config).shared.data:
         from disttest.extras.chaos import in_rank, in_world  # noqa: F401
 
 

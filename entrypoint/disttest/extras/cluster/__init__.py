@@ -2,3 +2,5 @@
 
 Schedulers other than ``local`` are separate plugins that build on this one.
 """
+
+NAME = "cluster"

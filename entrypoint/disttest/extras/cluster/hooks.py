@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from disttest.extras.cluster import NAME
 from disttest.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from disttest.cli.run_request import RunRequest
     from disttest.options.option import Option
+    from disttest.runtime.controller.session import TestSelection
 
 
 @hookimpl
@@ -38,29 +38,37 @@ def disttest_addcommands(group: click.Group) -> None:
 @hookimpl
 def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
     """Run on the nodes of the scheduler that ``--launcher`` or the shard of a plan names."""
-    from disttest.extras.cluster.place import choose_nodes
+    from disttest.extras.cluster.place import choose_nodes, read_assigned
 
-    nodes = choose_nodes(request)
-    return dataclasses.replace(request, place=nodes) if nodes else None
+    nodes, tests = choose_nodes(request), read_assigned(request)
+    if tests is not None:
+        request = dataclasses.replace(request, data={**request.data, NAME: tests})
+    return dataclasses.replace(request, place=nodes) if nodes else request
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option with the order for a node's controller."""
-    parser.getgroup("disttest").addoption(
-        "--disttest-node-partition",
-        dest="disttest_node_partition",
-        help=argparse.SUPPRESS,
-    )
+@hookimpl
+def disttest_select_tests(items: Sequence[pytest.Item], config: pytest.Config) -> TestSelection | None:
+    """Select the tests of a job."""
+    from disttest.runtime.controller.orders import order_of
+
+    tests = order_of(config).shared.data.get(NAME)
+    if tests is None:
+        return None
+    from disttest.runtime.controller.session import TestSelection
+
+    return TestSelection(kept=frozenset(item.nodeid for item in items).intersection(tests))
 
 
 @hookimpl
 def disttest_run_session(session: pytest.Session) -> bool | None:
     """Run the controller of a node's part of worlds that span nodes."""
-    order = session.config.getoption("disttest_node_partition")
-    if not order:
+    from disttest.runtime.controller.orders import from_data, plugin_work
+
+    work = plugin_work(session.config, NAME)
+    if work is None:
         return None
-    from disttest.extras.cluster.node.partition import serve_partition
+    from disttest.extras.cluster.node.partition import PartitionOrder, serve_partition
     from disttest.runtime.controller.session import RUN
 
-    serve_partition(session, session.config.stash[RUN], Path(order))
+    serve_partition(session, session.config.stash[RUN], from_data(work, PartitionOrder))
     return True

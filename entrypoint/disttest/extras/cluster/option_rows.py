@@ -13,6 +13,15 @@ LAUNCHERS = ("local", *SCHEDULERS)
 _for_nodes = partial(rows_of("run"), for_command=True, in_file=False, elsewhere=True, title="Clusters")
 _setting = partial(rows_of("run"), for_command=True, has_variable=True, no_flag=True, inputs=())
 
+ASSIGNED = rows_of("run")(
+    "assigned",
+    path("FILE"),
+    "File with the tests of a job, written by the agent of a node.",
+    for_command=True,
+    in_file=False,
+    hidden=True,
+    inputs=(),
+)
 QUEUE_LIMIT = _for_nodes("queue-limit", SECONDS, "Maximum queue time of a job.", default=3600.0)
 SILENCE_LIMIT = _setting("silence-limit", SECONDS, "Silence after which a node counts as lost.", default=30.0)
 RUN_OPTIONS = (
@@ -133,6 +142,7 @@ RUN_OPTIONS = (
 
 OPTIONS = (
     *RUN_OPTIONS,
+    ASSIGNED,
     rows_of("cluster-clean")(
         "launcher",
         one_of(*LAUNCHERS),

@@ -9,14 +9,16 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from disttest.cli.words import warn
 from disttest.errors import UsageError
-from disttest.extras.cluster.option_rows import LAUNCHERS, RUN_OPTIONS
+from disttest.extras.cluster.option_rows import ASSIGNED, LAUNCHERS, RUN_OPTIONS
 from disttest.model import Frozen
 from disttest.options.environment import environment
 from disttest.options.values import check_provided
 from disttest.planning.backends import GPU
+from disttest.safe_open import read_input
 
 if TYPE_CHECKING:
     from disttest.cli.run_request import PreparedRun, RunRequest
@@ -44,6 +46,16 @@ def choose_nodes(request: RunRequest) -> Nodes | None:
     if nodes is not None:
         _refuse(request)
     return nodes
+
+
+def read_assigned(request: RunRequest) -> tuple[str, ...] | None:
+    """Return the tests that an agent runs on its node; None for any other run.
+
+    Raises:
+        UsageError: their file cannot be read.
+    """
+    path = request.settings[ASSIGNED.field]
+    return msgspec.json.decode(read_input(path), type=tuple[str, ...]) if path else None
 
 
 def _refuse(request: RunRequest) -> None:
@@ -119,7 +131,7 @@ class Nodes:
         from disttest.extras.cluster.client.conductor import JobLimits
         from disttest.results.durations import read_timings
 
-        given, part = self.given, prepared.part
+        given = self.given
         known, warnings = read_timings(list(prepared.timings), now_s=time.time(), hardware="")  # noqa: TID251
         for warning in warnings:
             warn(f"warning: {warning}")
@@ -128,13 +140,11 @@ class Nodes:
             flags=prepared.flags,
             pytest_arguments=tuple(prepared.pytest_args),
             live_output=shows_output(prepared.pytest_args),
-            # These arguments refer to files of this machine. They are applied here, and the nodes get a list of
-            # tests.
-            collection_arguments=prepared.selecting,
+            # These data refer to files of this machine. They are applied here, and the nodes get a list of tests.
+            data=dict(prepared.data),
             failed_first=prepared.failed_first,
             invocation=prepared.invocation,
-            plan_id=part.plan_id if part else "",
-            shard=part.shard if part else None,
+            part=prepared.part,
             nodes=given["nodes"],
             jobs=given["jobs"],
             gpus_per_node=given["gpus_per_node"],

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from disttest.cli.stored_run import find_run, select
 from disttest.errors import UsageError
 from disttest.extras.replay.format import SUFFIX, Recording, read_recording
+from disttest.extras.replay.hooks import NAME
 from disttest.extras.replay.replay_verdict import RecordedOutcome
 from disttest.model import RankEnd, RankRecord
 from disttest.options.environment import environment
@@ -19,6 +18,7 @@ from disttest.planning.targets import resolve_targets
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.repeat import keep_pytest_args, target_of
+from disttest.runtime.controller.orders import PluginOrder, given_order
 from disttest.runtime.supervisor.run_supervisor import plugin_arguments, suite_arguments
 
 
@@ -41,9 +41,16 @@ def run_replay(words: Sequence[str], rank: int, pytest_args: Sequence[str]) -> i
     _check(recording, path, outcome.test.nodeid, record)
     expected = RecordedOutcome(recording=str(path), outcome=record.outcome, message=record.message)
     # A replay is pytest in this terminal: a world would supervise a process that the user wants to stop and inspect.
-    command = _command(outcome, run, recording, expected, pytest_args)
+    command = _command(outcome, run, recording, pytest_args)
     variables = {**environment(), "PYTHONHASHSEED": recording.head.environment.get("PYTHONHASHSEED", "")}
-    ended = subprocess.run(command, env=variables, cwd=run.invocation.cwd or None, check=False)
+    with given_order(PluginOrder(plugin=NAME, work=expected)) as (argument, descriptors):
+        ended = subprocess.run(
+            [*command, argument],
+            env=variables,
+            cwd=run.invocation.cwd or None,
+            check=False,
+            pass_fds=descriptors,
+        )
     return ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
 
 
@@ -103,11 +110,7 @@ def _check(recording: Recording, path: Path, nodeid: str, record: RankRecord) ->
 
 
 def _command(
-    outcome: TestOutcome,
-    run: RunResult,
-    recording: Recording,
-    expected: RecordedOutcome,
-    pytest_args: Sequence[str],
+    outcome: TestOutcome, run: RunResult, recording: Recording, pytest_args: Sequence[str]
 ) -> list[str]:
     shape = recording.head.shape
     targets = resolve_targets([target_of(outcome.test, run)]) if run.invocation.bundled else None
@@ -117,8 +120,6 @@ def _command(
         *(suite_arguments() if targets else ()),
         *(f"--disttest-world-sizes={shape.size}", f"--disttest-backend={shape.backend}"),
         f"--disttest-device={shape.device}",
-        "--disttest-told",
-        f"--disttest-replay={msgspec.json.encode(expected).decode()}",
         *("-s", "-q", "--no-header", "-p", "no:cacheprovider"),
         *keep_pytest_args(run.invocation.pytest_args),
         *pytest_args,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from disttest.results.repeat import Run
     from disttest.runtime.rank.rank_test import Rank
     from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+NAME = "replay"
 
 
 class RecordRule(StrEnum):
@@ -114,26 +115,26 @@ def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> S
     return unrecorded(tests, options)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option by which the command passes the recording."""
-    parser.getgroup("disttest").addoption("--disttest-replay", dest="disttest_replay", help=argparse.SUPPRESS)
-
-
 @hookimpl
 def disttest_leaves_tests(config: pytest.Config) -> bool | None:
     """Leave the tests to this plugin in the process of ``disttest replay``."""
-    return bool(config.getoption("disttest_replay")) or None
+    from disttest.runtime.controller.orders import plugin_work
+
+    return plugin_work(config, NAME) is not None or None
 
 
 @hookimpl
 def disttest_run_session(session: pytest.Session) -> bool | None:
     """Run the test of the recording in place of the session."""
-    encoded = session.config.getoption("disttest_replay")
-    if not encoded:
+    from disttest.runtime.controller.orders import from_data, plugin_work
+
+    work = plugin_work(session.config, NAME)
+    if work is None:
         return None
+    from disttest.extras.replay.replay_verdict import RecordedOutcome
     from disttest.extras.replay.replaying import replay_session
 
-    replay_session(session, encoded)
+    replay_session(session, from_data(work, RecordedOutcome))
     return True
 
 

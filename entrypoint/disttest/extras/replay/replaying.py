@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from _pytest.terminal import TerminalReporter
 
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
     from disttest.extras.replay.player import Player
 
 
-def replay_session(session: pytest.Session, encoded: str) -> None:
+def replay_session(session: pytest.Session, expected: RecordedOutcome) -> None:
     """Run the test of a recording as an ordinary process does.
 
     Args:
         session: session that has collected the test.
-        encoded: the recording and its outcome, as JSON.
+        expected: the recording and its outcome.
     """
     # This process forks nothing from here on, so threads and CUDA are allowed.
     allow_threads()
     use_cuda_freely()
-    replay_rank(session, msgspec.json.decode(encoded, type=RecordedOutcome))
+    replay_rank(session, expected)
 
 
 def replay_rank(session: pytest.Session, expected: RecordedOutcome) -> None:

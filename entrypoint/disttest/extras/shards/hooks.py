@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from disttest.cli.run_request import RunRequest
     from disttest.model import TestCase
     from disttest.runtime.controller.session import TestSelection
+
+NAME = "shards"
 
 
 _plan, _merge = partial(rows_of("plan"), title=PLANS), partial(rows_of("merge"), title=PLANS)
@@ -109,23 +110,18 @@ def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
     return prepare_shard(request)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that pass the shard to a pytest session."""
-    group, internal = parser.getgroup("disttest"), argparse.SUPPRESS
-    group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
-    group.addoption("--disttest-shard", dest="disttest_shard", type=int, default=0, help=internal)
-
-
 @hookimpl
 def disttest_select_tests(
     items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
 ) -> TestSelection | None:
     """Select the tests of the shard."""
-    path = config.getoption("disttest_plan")
-    if not path:
+    from disttest.runtime.controller.orders import from_data, order_of
+
+    data = order_of(config).shared.data.get(NAME)
+    if data is None:
         return None
-    from disttest.extras.shards.shard_run import select_shard
+    from disttest.extras.shards.shard_run import ShardChoice, select_shard
     from disttest.runtime.controller.session import RUN
 
     device = config.stash[RUN].host.device
-    return select_shard(path, config.getoption("disttest_shard"), [*map(describe, items)], device)
+    return select_shard(from_data(data, ShardChoice), [*map(describe, items)], device)

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,9 +37,16 @@ from disttest.plugin_manager import plugin_manager
 from disttest.reports.write import write_whole
 from disttest.results.durations import read_timings
 
+if TYPE_CHECKING:
+    from disttest.runtime.controller.target_host import TargetHost
+
 
 def collect_for_plan(
-    targets: tuple[str, ...], flags: dict[str, str | None], pytest_args: Sequence[str], gpus: int
+    targets: tuple[str, ...],
+    flags: dict[str, str | None],
+    pytest_args: Sequence[str],
+    gpus: int,
+    host: TargetHost | None,
 ) -> Sequence[TestCase]:
     """Collect the tests of a plan. A test that cannot be collected would be missing in all shards, so it is an error.
 
@@ -48,20 +55,24 @@ def collect_for_plan(
         flags: options of the runs, by their names for pytest.
         pytest_args: further arguments for pytest.
         gpus: GPUs of the largest runner; 0 if unknown.
+        host: machine to collect for; None for a runner, which may have other GPUs than this machine.
 
     Raises:
         UsageError: a test cannot be collected.
     """
-    from disttest.runtime.supervisor.listing import collect_tests, for_gpu_runners
+    from disttest.runtime.controller.orders import Shared
+    from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
+    from disttest.runtime.supervisor.listing import collect_tests
 
-    told = any(word.startswith("--disttest-collect-for=") for word in pytest_args)
     options = resolve_options(flags)
     plugin_manager().call("disttest_check_collection", options=options)
-    if is_accelerator(options.device) and not told:
-        pytest_args = [*pytest_args, *for_gpu_runners(gpus, options.device)]
+    if host is None and is_accelerator(options.device):
+        host = TargetHost(gpus=gpus or MOST_GPUS, device=options.device)
     with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
         given = filled(flags, Path(folder))
-        collection = collect_tests(resolve_targets(targets), given, pytest_args, Path(folder))
+        collection = collect_tests(
+            resolve_targets(targets), given, pytest_args, Path(folder), shared=Shared(host=host)
+        )
     if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
         click.echo(collection.output, err=True)
         raise UsageError(
@@ -74,8 +85,11 @@ def collect_for_plan(
 
 PoolSize = Callable[[str, str, str], Size]
 """Function from a scheduler, a partition and the device of the run to the size of the partition."""
-Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str], int], Sequence[TestCase]]
-"""Function from targets, options, pytest's arguments and the GPUs of the largest runner (0: unknown) to tests."""
+Collect = Callable[
+    [tuple[str, ...], dict[str, str | None], Sequence[str], int, "TargetHost | None"], Sequence[TestCase]
+]
+"""Function from targets, options, pytest's arguments, the GPUs of the largest runner (0: unknown) and the machine to
+collect for to tests."""
 
 
 def ask_scheduler(scheduler: str, partition: str, device: str) -> Size:
@@ -115,12 +129,12 @@ def plan_command(
             given["labels"],
             lambda scheduler, partition: pool_size(scheduler, partition, options.device),
         )
-        extra = [*(pytest_args or ()), *_collecting_for(pools, options, given["nodes"])]
+        host = _host_of(pools, options, given["nodes"])
         timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
         for warning in warnings:
             warn(f"warning: {warning}")
         largest = max((pool.gpus for pool in pools), default=given["slots_per_runner"])
-        made = make_plan(collect(targets, flags, extra, largest), timings, given, pools)
+        made = make_plan(collect(targets, flags, pytest_args or (), largest, host), timings, given, pools)
         _write(given["output"], encode_plan(made).decode())
         _print_plan(made, given["output"], given["matrix"])
         if made.last is None and not given["allow_empty"]:
@@ -130,8 +144,8 @@ def plan_command(
     return plan
 
 
-def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> list[str]:
-    """Return arguments with which pytest collects for the pools of schedulers in place of this machine.
+def _host_of(pools: Sequence[Pool], options: RunOptions, nodes: int) -> TargetHost | None:
+    """Return the machine to collect for if there are pools of schedulers.
 
     Raises:
         UsageError: ``--nodes`` is given without such a pool.
@@ -141,12 +155,11 @@ def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> l
     if not schedulers:
         if nodes > 1:
             raise UsageError("--nodes needs a --pool of a scheduler's nodes, such as big:slurm:gpu")
-        return []
+        return None
     from disttest.runtime.controller.target_host import host_of_nodes
-    from disttest.runtime.supervisor.listing import collect_argument
 
     with_gpus = [pool for pool in schedulers if pool.device != "cpu" and options.device != "cpu"]
-    host = host_of_nodes(
+    return host_of_nodes(
         # Worlds that fit a runner are collected as well.
         gpus=max(pool.gpus for pool in pools) if with_gpus else 0,
         pool=max(pool.runners for pool in schedulers),
@@ -154,7 +167,6 @@ def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> l
         options=options,
         scheduler=", ".join(dict.fromkeys(pool.scheduler for pool in schedulers)),
     )
-    return [collect_argument(host)]
 
 
 def check_one_way(given: dict[str, Any]) -> None:

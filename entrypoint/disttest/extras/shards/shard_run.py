@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disttest.errors import UsageError
 from disttest.extras.cluster.option_rows import RUN_OPTIONS as CLUSTER_OPTIONS
+from disttest.extras.shards.hooks import NAME
 from disttest.extras.shards.merge_command import read_plan
 from disttest.extras.shards.shard_plan import (
     Grant,
@@ -17,13 +19,20 @@ from disttest.extras.shards.shard_plan import (
     find_shard,
     select,
 )
-from disttest.model import RunPart, TestCase
+from disttest.model import Frozen, RunPart, TestCase
 from disttest.plugin_manager import plugin_manager
 from disttest.safe_open import read_input
 
 if TYPE_CHECKING:
     from disttest.cli.run_request import RunRequest
     from disttest.runtime.controller.session import TestSelection
+
+
+class ShardChoice(Frozen):
+    """The shard that a run selects."""
+
+    plan: Path
+    shard: int
 
 
 def prepare_shard(request: RunRequest) -> RunRequest | None:
@@ -46,11 +55,7 @@ def prepare_shard(request: RunRequest) -> RunRequest | None:
     request = dataclasses.replace(
         request,
         part=RunPart(plan_id=plan.plan_id, shard=number, is_empty=shard is None),
-        selecting=(
-            *request.selecting,
-            f"--disttest-plan={file.absolute()}",
-            f"--disttest-shard={number}",
-        ),
+        data={**request.data, NAME: ShardChoice(plan=file.absolute(), shard=number)},
         attachments={**request.attachments, "plan.json": file},
     )
     return with_grant(request, shard.grant) if shard is not None and shard.grant is not None else request
@@ -86,12 +91,11 @@ def granted_options(asked: Any, grant: Grant, *, asked_nodes: bool) -> dict[str,
     }
 
 
-def select_shard(path: str, number: int, tests: Sequence[TestCase], device: str) -> TestSelection:
+def select_shard(choice: ShardChoice, tests: Sequence[TestCase], device: str) -> TestSelection:
     """Select the tests of a shard that exist.
 
     Args:
-        path: path of the plan.
-        number: number of the shard.
+        choice: the shard.
         tests: collected tests.
         device: device of the ranks on this machine.
 
@@ -101,7 +105,7 @@ def select_shard(path: str, number: int, tests: Sequence[TestCase], device: str)
     """
     from disttest.runtime.controller.session import TestSelection
 
-    plan = decode_plan(read_input(path), path)
-    selection = select(plan, number, tests)
-    check_device(plan, number, selection, device)
+    plan = decode_plan(read_input(choice.plan), str(choice.plan))
+    selection = select(plan, choice.shard, tests)
+    check_device(plan, choice.shard, selection, device)
     return TestSelection(kept=frozenset(selection.run), notes=selection.notes())

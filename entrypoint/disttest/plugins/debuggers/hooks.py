@@ -70,10 +70,12 @@ def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[
     Raises:
         UsageError: ranks cannot be debugged as requested: there is no terminal, no debugpy, or the port is in use.
     """
+    from disttest.runtime.controller.orders import collecting_order
+
     port = DEBUGPY.of(options)
     if port is None:
         return {"is_debugged": True} if _terminal_of(config, options) else {}
-    if not config.getoption("disttest_rank"):
+    if collecting_order(config) is None:
         from disttest.plugins.debuggers.debug_adapter import LOOPBACK, check_debugger
 
         check_debugger(port)
@@ -132,10 +134,12 @@ def _terminal_of(config: pytest.Config, options: RunOptions) -> str:
     is_named = DEBUG_RANK.of(options) is not None
     if DEBUGPY.of(options) is not None or not (is_named or config.getoption("usepdb", default=False)):
         return ""
+    from disttest.runtime.controller.orders import collecting_order
+
     try:
         return os.ttyname(_stdin(config))
     except OSError:
-        if not is_named or config.getoption("disttest_rank"):
+        if not is_named or collecting_order(config) is not None:
             return ""
         raise UsageError("--debug-rank needs a terminal, but standard input is not one") from None
 

@@ -39,7 +39,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     plugin = config.pluginmanager.getplugin(_PLUGIN)
     reporter = config.pluginmanager.getplugin("terminalreporter")
     is_unused = plugin is not None and reporter is not None and "hypothesis" not in sys.modules
-    if not config.getoption("disttest_supervised") or not is_unused:
+    if not is_unused:
+        return
+    from disttest.runtime.controller.orders import order_of
+
+    if not order_of(config).is_supervised:
         return
     reports = (report for reports in reporter.stats.values() for report in reports)
     noted = (name for report in reports for name in getattr(report, "__dict__", ()))

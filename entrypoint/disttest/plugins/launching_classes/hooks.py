@@ -38,9 +38,10 @@ HOST = of_every_run(
 
 def hosts_all(config: pytest.Config) -> bool:
     """Return whether classes of other harnesses run on supervised ranks without a mark."""
+    from disttest.runtime.controller.orders import collecting_order
     from disttest.runtime.controller.session_options import OPTIONS
 
-    return bool(config.getoption("disttest_rank")) or HOST.of(config.stash[OPTIONS])
+    return collecting_order(config) is not None or HOST.of(config.stash[OPTIONS])
 
 
 _MARK = "hosted: run a class that starts ranks (torch's own, DeepSpeed's) on supervised forks, as --disttest-host does for all"

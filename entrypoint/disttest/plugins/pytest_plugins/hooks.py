@@ -26,8 +26,10 @@ _OVERRULED = "disttest_overruled"
 @of_pytest(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     """Change the options of other plugins before they read them."""
-    is_rank = config.getoption("disttest_rank")
-    if config.getoption("disttest_supervised") or is_rank:
+    from disttest.runtime.controller.orders import collecting_order, order_of
+
+    is_rank = collecting_order(config) is not None
+    if order_of(config).is_supervised or is_rank:
         _overrule_xdist(config)
     _need_no_failure_server(config)
     for name, value in _NO_FILES.items() if is_rank else ():

@@ -82,8 +82,11 @@ def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[s
 @of_pytest(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Set the variables of rank 0, except those of the rendezvous, in a process that collects for ranks."""
+    from disttest.runtime.controller.orders import collecting_order, order_of
+
     known = early_config.known_args_namespace
-    if known.disttest_spmd and not known.disttest_rank and (known.disttest_supervised or known.collectonly):
+    is_asked = known.collectonly or order_of(early_config).is_supervised
+    if known.disttest_spmd and is_asked and collecting_order(early_config) is None:
         from disttest.runtime.rank.rank_spec import place_variables
 
         size = known.disttest_spmd.partition(",")[0].strip()
@@ -92,7 +95,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Add the fixture ``worker_id`` to a rank."""
-    if config.getoption("disttest_spmd") and config.getoption("disttest_rank"):
+    from disttest.runtime.controller.orders import collecting_order
+
+    if config.getoption("disttest_spmd") and collecting_order(config) is not None:
         from disttest.plugins.spmd import spmd_rank
 
         # A module, because session fixtures cannot be methods.
@@ -109,9 +114,11 @@ def disttest_load_parts(config: pytest.Config) -> None:
 @hookimpl
 def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
     """Have ranks collect."""
+    from disttest.runtime.controller.orders import collecting_order, order_of
+
     # A project's setting has no effect under plain pytest: only the command prepares such ranks.
-    asked = [*map(config.getoption, ("disttest_supervised", "disttest_rank", "collectonly"))]
-    sizes = SPMD.of(options) if any(asked) else ()
+    collects = collecting_order(config) is not None or config.getoption("collectonly")
+    sizes = SPMD.of(options) if collects or order_of(config).is_supervised else ()
     # A run has one pytest process for each size, and one journal for all of them.
     return {"ranks_collect": True, "one_world": True, "world_letter": f"w{sizes[0]}."} if sizes else {}
 
@@ -137,9 +144,10 @@ def disttest_modify_tests(
     """Put the world into the ids of tests, and leave hooks of conftest files to the ranks."""
     if options.ranks_collect:
         from disttest.plugins.spmd.spmd_rank import leave_hooks_to_ranks
+        from disttest.runtime.controller.orders import collecting_order
 
         name_worlds(items, world_of(options, host).shape)
-        if not config.getoption("disttest_rank"):
+        if collecting_order(config) is None:
             leave_hooks_to_ranks(config)
 
 

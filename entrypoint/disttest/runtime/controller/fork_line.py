@@ -23,7 +23,7 @@ from disttest.host.fork_memory import before_forks
 from disttest.host.process import Child, Exit, fork_child, leave
 from disttest.limits import KILL_S
 from disttest.model import Frozen
-from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.orders import Shared
 from disttest.runtime.messages.protocol import Channel, WorldOrder
 from disttest.runtime.rank.child import send_output_to
 from disttest.runtime.world.world_supervisor import RankStarter, make_world
@@ -48,7 +48,7 @@ class Recipe(Frozen):
 
     arguments: tuple[str, ...]
     """Arguments of pytest."""
-    host: TargetHost
+    shared: Shared
 
 
 class Fork(Frozen, tag="fork"):

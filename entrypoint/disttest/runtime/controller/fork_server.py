@@ -32,7 +32,7 @@ from disttest.limits import KILL_S, WORLD_START_S
 from disttest.outgoing import outgoing
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.fork_line import Collect, ForkLine, ForkOrder, Recipe, serve_line
-from disttest.runtime.controller.orders import CollectingOrder, ForkSourceOrder, InterpreterOrder, write_order
+from disttest.runtime.controller.orders import FLAG, ForkSourceOrder, RankOrder, write_order
 from disttest.runtime.messages.protocol import Channel
 from disttest.runtime.rank import state_snapshot
 from disttest.runtime.rank.child import inherit_stay_off_cuda, send_output_to, stay_off_cuda, use_cuda_freely
@@ -111,8 +111,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
         files = msgspec.json.decode(Path(question.modules).read_bytes(), type=tuple[str, ...])
         names = Path(question.modules)
         answer = names.with_suffix(".answer.json")
-        order = ForkSourceOrder(modules=files, host=recipe.host, line_fd=own_line, answer=str(answer))
-        leave(_be_pytest(recipe, order, names.with_suffix(".order.json")))
+        order = ForkSourceOrder(shared=recipe.shared, modules=files, line_fd=own_line, answer=str(answer))
+        leave(_be_pytest(recipe, order))
 
     serve_line(
         socket.socket(fileno=int(line_fd)), lambda order: CollectingStarter(recipe, order), collect=collect
@@ -149,21 +149,17 @@ class CollectingStarter:
         return fork_child(rank, new_group=True)
 
     def _collect(self, spec: RankSpec, channel: Channel) -> int:
-        order = InterpreterOrder(
-            spec=spec,
-            channel_fd=os.dup(channel.fileno()),
-            modules=self._order.modules,
-            host=self._recipe.host,
-        )
-        return _be_pytest(self._recipe, order, order.path)
+        shared, line = self._recipe.shared, os.dup(channel.fileno())
+        order = RankOrder(shared=shared, spec=spec, channel_fd=line, modules=self._order.modules)
+        return _be_pytest(self._recipe, order)
 
 
-def _be_pytest(recipe: Recipe, order: CollectingOrder, path: Path) -> int:
+def _be_pytest(recipe: Recipe, order: ForkSourceOrder | RankOrder) -> int:
     """Act as ``python -m pytest``; return only if the collection fails."""
     import pytest
 
     ledger = os.dup(outgoing.shared) if outgoing.shared >= 0 else -1
-    arguments = [*recipe.arguments, *write_order(order, path, ledger)]
+    arguments = [*recipe.arguments, f"{FLAG}={write_order(order, ledger)}"]
     # Tests and plugins may read it, as under `python -m pytest`.
     sys.argv = ["pytest", *arguments]
     return int(pytest.main(arguments))

@@ -36,7 +36,7 @@ from disttest.runtime.controller.fork_line import (
 )
 from disttest.runtime.controller.fork_server import ForkServer
 from disttest.runtime.controller.hazards import Hazards
-from disttest.runtime.controller.orders import ForkSourceOrder
+from disttest.runtime.controller.orders import ForkSourceOrder, order_of, own_arguments
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.target_host import TargetHost
@@ -66,8 +66,7 @@ def _arguments_for_ranks(config: pytest.Config) -> tuple[str, ...]:
     """Arguments of processes that collect for ranks: those of this process, and those that plugins add."""
     more = plugin_manager().items("disttest_collecting_arguments", str, config=config)
     # In a process that collects for ranks, the file is not `__main__`.
-    own = (word for word in map(str, config.invocation_params.args) if word != _MAIN_MODULE)
-    return (*own, *(word for _, word in more))
+    return (*(word for word in own_arguments(config) if word != _MAIN_MODULE), *(word for _, word in more))
 
 
 @contextlib.contextmanager
@@ -136,7 +135,8 @@ class ForkSources:
         if not hazards and not apart:
             _rest_pools()
             return
-        recipe = Recipe(arguments=_arguments_for_ranks(session.config), host=host)
+        shared = msgspec.structs.replace(order_of(session.config).shared, host=host)
+        recipe = Recipe(arguments=_arguments_for_ranks(session.config), shared=shared)
         self._fork_server = ForkServer(scratch / "fork_server.log", recipe)
         if not hazards.elsewhere and not apart:
             self._collector = self._collect_rest(scratch)

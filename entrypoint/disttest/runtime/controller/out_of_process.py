@@ -61,7 +61,7 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
             fork_sources=sources,
             deadline_s=run.deadline_s,
             timings=run.timings(),
-            failed_first=session.config.getoption("disttest_failed_first"),
+            failed_first=run.work.failed_first,
         )
         note("running the worlds")
         control(letter=run.options.world_letter).run([pair for pair in apart if pair[1].world is not None])

@@ -1,6 +1,6 @@
 """pytest's terminal reporter while the command shows the run: it prints only output that the command cannot show.
 
-Installed by ``--disttest-view``. Header, collection, warnings, durations and additions of other plugins are pytest's.
+Installed if the command has a view. Header, collection, warnings, durations and additions of other plugins are pytest's.
 Tests, failures and the last line are the command's, which reads them from the journal. Silencing a subclass, as
 terminal plugins do, keeps the reporter's counts for those plugins.
 """

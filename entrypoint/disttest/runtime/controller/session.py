@@ -29,6 +29,7 @@ from disttest.results.directory import Home, ResultsDirectory, adopt, drop_log_f
 from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
 from disttest.results.journal import FILE_NAME, Journal
+from disttest.runtime.controller import orders
 from disttest.runtime.controller.collect import describe_item, is_ordinary
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
@@ -44,13 +45,9 @@ from disttest.runtime.controller.session_options import (
     ASKED,
     OPTIONS,
     claim_results,
-    foreign_host,
     host_in_order,
     invocation_of,
-    only_of,
     options_of,
-    part_of,
-    rank_order,
     with_plugins,
 )
 from disttest.runtime.controller.time_limits import TimeLimits
@@ -64,12 +61,12 @@ _INHERITED = pytest.StashKey[ResultsDirectory]()
 
 def inherit_results(config: pytest.Config) -> None:
     """Take over the lock of the results directory before any process starts that would hold it too."""
-    known = config.known_args_namespace
-    if known.disttest_claim is not None:
+    order = orders.order_of(config)
+    if isinstance(order, orders.ControllerOrder) and order.claim is not None and order.journal is not None:
         # Programs that tests start would keep the journal open, and could write into it.
-        os.set_inheritable(known.disttest_journal, False)
-        path = Path(known.disttest_results)
-        config.stash[_INHERITED] = adopt(path, known.disttest_claim, run_pid=known.disttest_supervised)
+        os.set_inheritable(order.journal, False)
+        path = Path(config.known_args_namespace.disttest_results)
+        config.stash[_INHERITED] = adopt(path, order.claim, run_pid=order.shared.supervisor)
 
 
 class TestSelection(Frozen):
@@ -93,16 +90,18 @@ class RunSession:
         self.started_s = monotonic()
         self.options = config.stash[OPTIONS] = with_plugins(options_of(config), config)
         self._asked = config.stash[ASKED]
-        self._supervised: int = config.getoption("disttest_supervised")
-        outgoing.share(config.getoption("disttest_ledger"))
-        self.rank_order = rank_order(config)
+        order = orders.order_of(config)
+        self._supervised = order.is_supervised
+        outgoing.share(order.ledger if order.ledger >= 0 else None)
+        self.rank_order = orders.collecting_order(config)
+        self.work = order if isinstance(order, orders.ControllerOrder) else orders.ControllerOrder()
         self.said: list[str] = []
         # Messages that the terminal has shown already.
         self._shown: set[str] = set()
         # The reason why the GPUs of this machine cannot be used; raised only if a test needs one.
         self._broken: DisttestError | None = None
         self.devices: Devices | None = None
-        host = self.rank_order.host if self.rank_order else foreign_host(config)
+        host = order.shared.host
         if host is None:
             self.devices = self._find_devices()
             host = self.devices.target_host() if self.devices else host_in_order(self.options)
@@ -123,9 +122,7 @@ class RunSession:
         self._directory: ResultsDirectory | None = None
         # Folder of the logs in that case.
         self._kept_logs: Path | None = None
-        self._only = only_of(config)
         self._selection_notes: list[tuple[str, str]] = []
-        self._part = part_of(config)
         # The reason why the shard cannot run here.
         self._refused: DisttestError | None = None
 
@@ -189,7 +186,7 @@ class RunSession:
     @property
     def _is_recorded(self) -> bool:
         """Whether this process writes results or is a rank; in plain pytest without either, a fork may continue."""
-        return bool(self._supervised) or self.recorder is not None or self.rank_order is not None
+        return self._supervised or self.recorder is not None or self.rank_order is not None
 
     def worlds_of(self, item: pytest.Item) -> tuple[WantedWorld, ...] | None:
         """Return the worlds of a marked test in this run; None if another harness owns the mark."""
@@ -212,11 +209,9 @@ class RunSession:
         return shape_of(item) is not None or (own is not None and own.kind is not WorldKind.RANKS)
 
     def keep_selected(self, items: list[pytest.Item]) -> None:
-        """Keep the tests that were assigned to this process, and of these the ones that plugins select."""
+        """Keep the tests that plugins select."""
         if self.rank_order is not None:
             return
-        if self._only is not None:
-            self._keep(items, self._only)
         try:
             selections: list[TestSelection] = plugin_manager().call(
                 "disttest_select_tests", items=items, describe=self._describe, config=self.config
@@ -228,11 +223,9 @@ class RunSession:
             return
         for selection in selections:
             self._selection_notes += selection.notes
-            self._keep(items, selection.kept)
-
-    def _keep(self, items: list[pytest.Item], mine: frozenset[str]) -> None:
-        self.config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in mine])
-        items[:] = [item for item in items if item.nodeid in mine]
+            left = [item for item in items if item.nodeid not in selection.kept]
+            self.config.hook.pytest_deselected(items=left)
+            items[:] = [item for item in items if item.nodeid in selection.kept]
 
     def accept_tests(self, items: list[pytest.Item]) -> None:
         """Describe the collected tests, and open the journal if there is anything to record."""
@@ -304,10 +297,9 @@ class RunSession:
     def timings(self) -> Timings:
         """Read durations of earlier runs; each file that cannot be used becomes a note."""
         assert self.recorder is not None
-        paths = [Path(path) for path in self.config.getoption("disttest_timings")]
         assert self.devices is not None
         hardware = hardware_key(self.devices.machine.hardware())
-        timings, warnings = read_timings(paths, now_s=self.recorder.now(), hardware=hardware)
+        timings, warnings = read_timings(self.work.timings, now_s=self.recorder.now(), hardware=hardware)
         for warning in warnings:
             self.recorder.noted(warning)
         return timings
@@ -407,7 +399,7 @@ class RunSession:
         machine = self.devices.machine if self.devices else detect_machine()
         workplace = self.workplace = self._make_workplace()
         self._sweep = Sweep(lambda: workplace.results)
-        journal = Journal(workplace.results / FILE_NAME, fd=self.config.getoption("disttest_journal"))
+        journal = Journal(workplace.results / FILE_NAME, fd=self.work.journal)
         # The command has recorded its own options already.
         started = next(journal.events(), None)
         recorder = self.recorder = RunRecorder(journal)
@@ -418,8 +410,8 @@ class RunSession:
             hardware=machine.hardware(),
             slots=len(self.slots),
             cpu_slots=len(self.devices.cpu_slots) if self.devices else 0,
-            plan_id=self._part.plan_id if self._part else "",
-            shard=self._part.shard if self._part else None,
+            plan_id=self.work.part.plan_id,
+            shard=self.work.part.shard,
             invocation=started.invocation if isinstance(started, RunStarted) else invocation_of(self.config),
         )
         for message in (*(self.devices.findings() if self.devices else ()), *self.said):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from disttest.errors import UsageError
-from disttest.model import Invocation, RunPart
+from disttest.model import Invocation
 from disttest.options.environment import environment
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
@@ -20,15 +20,8 @@ from disttest.planning.targets import suites_dir
 from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import ResultsDirectory, claim
 from disttest.results.repeat import variables_of_classes
-from disttest.runtime.controller.orders import ForkSourceOrder, InterpreterOrder, read_order
+from disttest.runtime.controller.orders import is_given
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
-from disttest.safe_open import read_input
-
-INTERNAL_SWITCHES = ("--disttest-failed-first", "--disttest-cpu-steps", "--disttest-told")
-"""Options without a value that only the command passes."""
-# Options that only the command passes, which has read the project's file for its processes.
-_TOLD = ("supervised", "rank", "told")
-
 
 ASKED = pytest.StashKey[bool]()
 """Whether the session asks for something of disttest; see :func:`has_asked`."""
@@ -39,9 +32,9 @@ def has_asked(config: pytest.Config) -> bool:
 
     Called before the configuration is read; invalid values become errors later.
     """
-    known = config.known_args_namespace
-    if any(getattr(known, f"disttest_{told}") for told in _TOLD):
+    if is_given(config):
         return True
+    known = config.known_args_namespace
     flags = {option.field: getattr(known, f"disttest_{option.field}", None) for option in RUN_OPTIONS}
     try:
         settings = read_project_settings(known.file_or_dir or (), config.invocation_params.dir)
@@ -51,9 +44,9 @@ def has_asked(config: pytest.Config) -> bool:
 
 
 def _flags_of(config: pytest.Config) -> dict[str, str | None]:
-    """Return the flags of plain pytest and the project; the command has read both for its processes."""
+    """Return the flags of plain pytest and the project; the command has read the project's file for its processes."""
     flags = {option.field: config.getoption(f"disttest_{option.field}", None) for option in RUN_OPTIONS}
-    if any(config.getoption(f"disttest_{told}") for told in _TOLD):
+    if is_given(config):
         return flags
     return read_project_settings(config.args, config.invocation_params.dir).fill(flags)
 
@@ -79,7 +72,7 @@ def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
     for word in words:
         if not word.startswith("--disttest-"):
             yield word
-        elif "=" not in word and word not in INTERNAL_SWITCHES:
+        elif "=" not in word:
             next(words, None)
 
 
@@ -90,10 +83,9 @@ def options_of(config: pytest.Config) -> RunOptions:
         pytest.UsageError: an option is invalid.
     """
     try:
-        options = resolve_options(_flags_of(config))
+        return resolve_options(_flags_of(config))
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
-    return msgspec.structs.replace(options, cpu_steps=config.getoption("disttest_cpu_steps"))
 
 
 OPTIONS = pytest.StashKey[RunOptions]()
@@ -125,18 +117,6 @@ def check_reports(config: pytest.Config) -> None:
         )
 
 
-def rank_order(config: pytest.Config) -> InterpreterOrder | ForkSourceOrder | None:
-    """Return the order of a process that collects for a rank or for forked worlds; None otherwise."""
-    path = config.getoption("disttest_rank")
-    return read_order(Path(path)) if path else None
-
-
-def foreign_host(config: pytest.Config) -> TargetHost | None:
-    """Return the machine to collect for if it is another one: a node of a cluster."""
-    text = config.getoption("disttest_collect_for")
-    return msgspec.json.decode(text, type=TargetHost) if text else None
-
-
 def host_in_order(options: RunOptions) -> TargetHost:
     """Describe this machine as if its GPUs worked; their number is a guess unless an option states it."""
     share = options.gpus
@@ -146,18 +126,6 @@ def host_in_order(options: RunOptions) -> TargetHost:
         device=options.device if is_accelerator(options.device) else GPU,
         ranks_per_gpu=options.ranks_per_gpu,
     )
-
-
-def only_of(config: pytest.Config) -> frozenset[str] | None:
-    """Return the tests assigned to a job, out of all tests of its targets."""
-    path = config.getoption("disttest_only")
-    return frozenset(msgspec.json.decode(read_input(path), type=tuple[str, ...])) if path else None
-
-
-def part_of(config: pytest.Config) -> RunPart | None:
-    """Return the part of a divided run; None for a whole run."""
-    plan_id, _, shard = (config.getoption("disttest_part") or "").partition(":")
-    return RunPart(plan_id=plan_id, shard=int(shard)) if shard else None
 
 
 def claim_results(path: Path) -> ResultsDirectory:

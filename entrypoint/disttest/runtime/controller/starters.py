@@ -1,29 +1,22 @@
-"""Two ways to start a rank: fork this process or, where that is unsafe, start a fresh interpreter."""
+"""Start a rank as a fork of this process, and become a rank in a process that has collected its tests."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-import disttest
 from disttest.descriptors import append_to
 from disttest.errors import ExitCode, PluginError
-from disttest.host.process import Child, fork_child, leave, spawn_child
-from disttest.options.environment import hash_seed
-from disttest.outgoing import outgoing
+from disttest.host.process import Child, fork_child, leave
 from disttest.plugin_manager import plugin_manager, plugins_differ
-from disttest.runtime.controller.orders import InterpreterOrder, write_order
-from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.orders import RankOrder
 from disttest.runtime.messages.collected import describe_collected
 from disttest.runtime.messages.protocol import Channel, Collected
-from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.rank import serve
 from disttest.runtime.rank.rank_spec import RankSpec
 
@@ -71,7 +64,7 @@ def _leave_with(words: str, spec: RankSpec) -> NoReturn:
     leave(ExitCode.INTERNAL)
 
 
-def run_as_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence[tuple[str, str]]) -> None:
+def run_as_rank(session: pytest.Session, order: RankOrder, errors: Sequence[tuple[str, str]]) -> None:
     """Serve the tests that this process has collected, or exit if it could not. Never returns.
 
     Args:
@@ -88,52 +81,3 @@ def run_as_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequen
     channel = Channel(socket.socket(fileno=order.channel_fd))
     channel.send(Collected(tests=describe_collected(session.items)))
     live(order.spec, channel, session, items)
-
-
-class InterpreterStarter:
-    """Starts a rank as ``python -m pytest``, which collects only the files that it needs."""
-
-    def __init__(self, arguments: Sequence[str], modules: Sequence[str], host: TargetHost) -> None:
-        self._arguments = tuple(arguments)
-        self._modules = tuple(modules)
-        self._host = host
-
-    def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
-        """Spawn; descriptors that belong to others are not inherited."""
-        del close
-        # A new interpreter does not inherit the restrictions that keep this process forkable.
-        use_cuda_freely()
-        order = InterpreterOrder(
-            spec=spec, channel_fd=channel.fileno(), modules=self._modules, host=self._host
-        )
-        argv = [
-            sys.executable,
-            "-m",
-            "pytest",
-            *self._arguments,
-            *write_order(order, order.path, outgoing.shared),
-        ]
-        log = append_to(spec.log)
-        try:
-            return spawn_child(
-                argv,
-                extra_env={
-                    # Without the variables of ranks: a fork imports its tests without them too, and verdicts must not
-                    # differ.
-                    **spec.machine_environment(),
-                    # The rank must import this very version, even if a test has changed the working directory.
-                    "PYTHONPATH": _import_path(),
-                    **hash_seed(spec.settings.seed),
-                },
-                pass_fds=[channel.fileno(), *([outgoing.shared] if outgoing.shared >= 0 else [])],
-                stdout=log,
-                new_group=True,
-            )
-        finally:
-            os.close(log)
-
-
-def _import_path() -> str:
-    """Put this package first on the import path, whatever the working directory, before the user's own path."""
-    ours = str(Path(disttest.__file__).parents[1])
-    return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import tempfile
@@ -13,12 +15,11 @@ import msgspec
 from disttest.host.process import Child, Exit, end_all, spawn_child
 from disttest.limits import PYTEST_TERM_S, TICK_S
 from disttest.model import Frozen, TestCase, WorldKind
-from disttest.planning.backends import GPU
 from disttest.planning.targets import Targets
 from disttest.reports.text import count
 from disttest.results.events import CollectionFailed, Noted, RunStarted, TestCollected
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
+from disttest.runtime.controller.orders import ListerOrder, Shared, given_order
 from disttest.runtime.supervisor.run_supervisor import pytest_command
 
 
@@ -50,6 +51,7 @@ def collect_tests(
     extra: Sequence[str],
     folder: Path,
     *,
+    shared: Shared | None = None,
     wait: Callable[[Child], None] = _wait,
 ) -> Collection:
     """Collect in a child process.
@@ -59,10 +61,11 @@ def collect_tests(
         flags: flags of the child.
         extra: further arguments for pytest.
         folder: folder of the child's journal, as set by ``flags``.
+        shared: the machine to collect for, and data for plugins.
         wait: waits for the child; a child that is alive afterwards is ended.
     """
     argv = [*pytest_command(targets, flags, extra), "--collect-only", "-q"]
-    ended, output = _run(argv, wait)
+    ended, output = _run(argv, shared or Shared(), wait)
     journal = folder / FILE_NAME
     events = tuple(read_events(journal)) if journal.exists() else ()
     return Collection(
@@ -76,11 +79,18 @@ def collect_tests(
     )
 
 
-def _run(argv: Sequence[str], wait: Callable[[Child], None]) -> tuple[Exit, str]:
+def _run(argv: Sequence[str], shared: Shared, wait: Callable[[Child], None]) -> tuple[Exit, str]:
     """Run a child; return its exit status and its output, errors last."""
     # Files instead of pipes: no reader is needed while the caller waits.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        child = spawn_child(argv, stdout=output.fileno(), stderr=errors.fileno(), keep_stdin=True)
+        with _lister(shared) as (argument, descriptors):
+            child = spawn_child(
+                [*argv, argument],
+                pass_fds=descriptors,
+                stdout=output.fileno(),
+                stderr=errors.fileno(),
+                keep_stdin=True,
+            )
         try:
             wait(child)
         finally:
@@ -92,20 +102,17 @@ def _run(argv: Sequence[str], wait: Callable[[Child], None]) -> tuple[Exit, str]
         return ended, (output.read() + errors.read()).decode(errors="replace")
 
 
-def for_gpu_runners(gpus: int, device: str = GPU) -> tuple[str, ...]:
-    """Return arguments to collect as on a runner with ``gpus`` GPUs (0: as many as any), whatever this machine has."""
-    return (collect_argument(TargetHost(gpus=gpus or MOST_GPUS, device=device)),)
+def _lister(shared: Shared) -> contextlib.AbstractContextManager[tuple[str, tuple[int, ...]]]:
+    """Write the order of a child."""
+    return given_order(ListerOrder(shared=msgspec.structs.replace(shared, supervisor=os.getpid())))
 
 
-def collect_argument(host: TargetHost) -> str:
-    """Return the argument that makes pytest collect for this machine."""
-    return f"--disttest-collect-for={msgspec.json.encode(host).decode()}"
-
-
-def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> int:
+def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str], shared: Shared) -> int:
     """Run pytest for information that only it has (``--fixtures``, ``--help``); return its exit code."""
     # pytest prints directly to the terminal.
-    ended = subprocess.run(pytest_command(targets, flags, extra), check=False)
+    with _lister(shared) as (argument, descriptors):
+        argv = [*pytest_command(targets, flags, extra), argument]
+        ended = subprocess.run(argv, check=False, pass_fds=descriptors)
     return ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
 
 

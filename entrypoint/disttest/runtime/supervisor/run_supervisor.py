@@ -28,7 +28,7 @@ from disttest.host.leftovers.sweep import Sweep
 from disttest.host.oom import Shortage
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
 from disttest.limits import DEADLINE_MARGIN_S, PYTEST_LEAVE_S, PYTEST_TERM_S, SUPERVISOR_CANCEL_S, TICK_S
-from disttest.model import Frozen, Hardware, Invocation, RunPart
+from disttest.model import Frozen, Hardware, Invocation
 from disttest.options.environment import hash_seed
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
@@ -43,6 +43,7 @@ from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinish
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.results.relay import hide_what_was_learned
+from disttest.runtime.controller.orders import ControllerOrder, given_order
 from disttest.runtime.messages.leaving import LeaveBoard
 from disttest.runtime.supervisor.follow import Watch
 from disttest.runtime.supervisor.reaper import Reaper
@@ -103,7 +104,7 @@ def suite_arguments() -> list[str]:
 
 
 def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> list[str]:
-    """Build the command line of the child."""
+    """Build the command line of a child, to which its order is added when it starts."""
     argv = [sys.executable, "-m", "pytest", *plugin_arguments()]
     if targets.bundled:
         argv += suite_arguments()
@@ -112,13 +113,7 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
         for option in RUN_OPTIONS
         if flags.get(option.field) and not option.secret
     ]
-    return [
-        *argv,
-        f"--disttest-supervised={os.getpid()}",
-        "--continue-on-collection-errors",
-        *targets.arguments,
-        *extra,
-    ]
+    return [*argv, "--continue-on-collection-errors", *targets.arguments, *extra]
 
 
 def run_supervised(
@@ -128,7 +123,7 @@ def run_supervised(
     *,
     invocation: Invocation,
     hardware: Hardware,
-    part: RunPart | None = None,
+    order: ControllerOrder,
     view: RunView | None = None,
 ) -> RunResult:
     """Run pytest until it ends or must be ended; none of its processes is left on return.
@@ -139,7 +134,7 @@ def run_supervised(
         directory: claimed results directory; it may have moved on return.
         invocation: the user's request, for the record.
         hardware: the machine, for the record.
-        part: part of a divided run.
+        order: settings of the command for the child; the descriptors are added here.
         view: shows the run; without one, pytest owns the terminal.
     """
     hold_signals()
@@ -153,8 +148,8 @@ def run_supervised(
             hardware=hardware,
             slots=0,
             disttest=disttest.__version__,
-            plan_id=part.plan_id if part else "",
-            shard=part.shard if part else None,
+            plan_id=order.part.plan_id,
+            shard=order.part.shard,
             invocation=invocation,
         )
     )
@@ -167,7 +162,7 @@ def run_supervised(
     try:
         # Lazily, because each process gets the time that is left of the deadline.
         for words in _arguments_of(processes, options, until_s):
-            ends.append(_run_one([*argv, *words], watch, directory, journal, options.seed, until_s))
+            ends.append(_run_one([*argv, *words], order, watch, directory, journal, options.seed, until_s))
             if ends[-1].is_early:
                 break
     finally:
@@ -201,6 +196,7 @@ def _arguments_of(
 
 def _run_one(
     argv: Sequence[str],
+    order: ControllerOrder,
     watch: Watch,
     directory: ResultsDirectory,
     journal: Journal,
@@ -212,7 +208,7 @@ def _run_one(
     reaper = Reaper()
     before = watch.folding.finished
     try:
-        child = _start(argv, watch, board, reaper, directory, journal, seed)
+        child = _start(argv, order, watch, board, reaper, directory, journal, seed)
         reaper.start()
         # Load them while the child imports torch.
         load_reporters()
@@ -245,6 +241,7 @@ def _blame_test(journal: Journal, watch: Watch, ending: Ending) -> Ending:
 
 def _start(
     argv: Sequence[str],
+    order: ControllerOrder,
     watch: Watch,
     board: LeaveBoard,
     reaper: Reaper,
@@ -254,22 +251,22 @@ def _start(
 ) -> Child:
     # Descriptors, not paths: a path may lead elsewhere by the time that torch is imported.
     fds = {"leaving": board.fd, "claim": directory.fileno(), "journal": journal.fileno()}
-    if outgoing.shared >= 0:
-        fds["ledger"] = outgoing.shared
-    argv = [*argv, *(f"--disttest-{name}={fd}" for name, fd in fds.items())]
+    shared = msgspec.structs.replace(order.shared, supervisor=os.getpid(), threads=asked_threads())
+    order = msgspec.structs.replace(order, shared=shared, **fds)
     # Plugins that load before disttest's may import numpy or torch, so the limits are set in the environment.
-    argv.append(f"--disttest-threads={asked_threads()}")
     extra_env = hash_seed(seed) | reaper.environment | single_threaded()
-    if (standby := take_standby()) is not None:
-        return standby.start(argv, extra_env=extra_env, pass_fds=list(fds.values()), **watch.outputs())
-    return spawn_child(
-        argv,
-        new_session=True,
-        pass_fds=list(fds.values()),
-        extra_env=extra_env,
-        keep_stdin=True,
-        **watch.outputs(),
-    )
+    with given_order(order, *fds.values()) as (argument, descriptors):
+        argv = [*argv, argument]
+        if (standby := take_standby()) is not None:
+            return standby.start(argv, extra_env=extra_env, pass_fds=descriptors, **watch.outputs())
+        return spawn_child(
+            argv,
+            new_session=True,
+            pass_fds=descriptors,
+            extra_env=extra_env,
+            keep_stdin=True,
+            **watch.outputs(),
+        )
 
 
 @functools.cache

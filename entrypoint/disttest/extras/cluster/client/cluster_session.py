@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,7 @@ from disttest.host.devices import detect_machine
 from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.process import Child, signal_name
 from disttest.limits import DEADLINE_MARGIN_S, SUPERVISOR_CANCEL_S, TICK_S
-from disttest.model import Frozen, Invocation
+from disttest.model import Frozen, Invocation, RunPart
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
 from disttest.planning.targets import resolve_targets
@@ -38,8 +39,9 @@ from disttest.results.directory import ResultsDirectory
 from disttest.results.events import CollectionFailed, RunFinished, RunStarted, TestCollected
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
+from disttest.runtime.controller.orders import Shared
 from disttest.runtime.controller.target_host import TargetHost, host_of_nodes
-from disttest.runtime.supervisor.listing import Collection, collect_argument, collect_tests
+from disttest.runtime.supervisor.listing import Collection, collect_tests
 
 
 class ClusterRequest(Frozen):
@@ -51,11 +53,10 @@ class ClusterRequest(Frozen):
     pytest_arguments: tuple[str, ...] = ()
     live_output: bool = False
     """Whether the output of running ranks is shown."""
-    collection_arguments: tuple[str, ...] = ()
-    """Further arguments for pytest in the client only; the nodes get a list of the selected tests."""
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Plugin name -> data for the plugin in the client; the nodes get a list of the selected tests."""
     invocation: Invocation = Invocation()
-    plan_id: str = ""
-    shard: int | None = None
+    part: RunPart = RunPart()
     nodes: int = 1
     """Nodes of each world that has no number of its own."""
     jobs: int = 0
@@ -147,9 +148,13 @@ def _collect_for(host: TargetHost, request: ClusterRequest, stop: _Stop) -> Coll
     """
     with tempfile.TemporaryDirectory(prefix="disttest-collect-") as folder:
         flags = {**request.flags, "results": folder}
-        extra = [*request.collection_arguments, *request.pytest_arguments, collect_argument(host)]
         collection = collect_tests(
-            resolve_targets(request.targets), flags, extra, Path(folder), wait=stop.wait_for
+            resolve_targets(request.targets),
+            flags,
+            request.pytest_arguments,
+            Path(folder),
+            shared=Shared(host=host, data=request.data),
+            wait=stop.wait_for,
         )
     fine = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INTERRUPTED, ExitCode.NOTHING_COLLECTED)
     failed = collection.exit_code == ExitCode.FAILED and not collection.errors
@@ -193,8 +198,8 @@ def _begin(recorder: JobRecorder, collection: Collection, request: ClusterReques
             hardware=detect_machine().hardware(),
             slots=0,
             disttest=disttest.__version__,
-            plan_id=request.plan_id,
-            shard=request.shard,
+            plan_id=request.part.plan_id,
+            shard=request.part.shard,
             invocation=request.invocation,
         )
     )

@@ -15,6 +15,7 @@ from disttest.descriptors import append_to
 from disttest.extras.cluster.node.assignment import NodeAssignment
 from disttest.extras.cluster.node.live_lines import LiveLines
 from disttest.extras.cluster.node.streams import log_texts
+from disttest.extras.cluster.option_rows import ASSIGNED
 from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_here
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.extras.cluster.protocol.wire import JournalLine, NodeReady
@@ -92,7 +93,8 @@ class LeaseWork:
             for option in RUN_OPTIONS
             if flags.get(option.field) and not option.no_flag
         ]
-        inner = [f"--disttest-only={only}", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
+        given.append(f"{ASSIGNED.flag}={only}")
+        inner = [f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
         if job.live_output:
             # The logs of ranks are followed; the output of ordinary tests belongs to their reports.
             inner.append("--capture=fd")

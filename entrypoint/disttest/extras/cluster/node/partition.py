@@ -23,7 +23,7 @@ from disttest.errors import InfrastructureError
 from disttest.extras.cluster.limits import PORT_PAUSE_S
 from disttest.extras.cluster.node.assignment import NodeAssignment
 from disttest.extras.cluster.node.live_lines import LiveLines
-from disttest.extras.cluster.node.partition_world import PartitionWorld
+from disttest.extras.cluster.node.partition_world import InterpreterStarter, PartitionWorld
 from disttest.extras.cluster.node.streams import log_texts
 from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_here
 from disttest.extras.cluster.protocol.job import JobSpec
@@ -55,8 +55,9 @@ from disttest.limits import IDLE_S, TICK_S
 from disttest.model import Batch, Frozen, TestCase
 from disttest.results.journal import run_clock
 from disttest.runtime.controller.collect import modules_of
+from disttest.runtime.controller.orders import order_of, own_arguments
 from disttest.runtime.controller.session import RunSession
-from disttest.runtime.controller.starters import ForkStarter, InterpreterStarter
+from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldByFork, WorldPool
 from disttest.runtime.messages.collected import describe_collected
 from disttest.runtime.messages.protocol import (
@@ -79,7 +80,7 @@ _CHUNK = 1 << 16
 
 
 class PartitionOrder(Frozen):
-    """Order of the agent for the pytest process, passed in a file."""
+    """The work of the pytest process of an agent."""
 
     job: JobSpec
     assignment: NodeAssignment
@@ -87,9 +88,8 @@ class PartitionOrder(Frozen):
     """Socket to the agent."""
 
 
-def serve_partition(session: pytest.Session, run: RunSession, path: Path) -> None:
+def serve_partition(session: pytest.Session, run: RunSession, order: PartitionOrder) -> None:
     """Serve the job until it is over."""
-    order = msgspec.json.decode(path.read_bytes(), type=PartitionOrder)
     line = _AgentLine(socket.socket(fileno=order.fd))
     if run.errors:
         nodeid, message = run.errors[0]
@@ -271,7 +271,9 @@ class PartitionController(Listener):
         if not self._hazard:
             return ForkStarter(self._session, self._items)
         items = [self._items[test.nodeid] for test in tests]
-        return InterpreterStarter(self._session.config.invocation_params.args, modules_of(items), self._host)
+        config = self._session.config
+        shared = msgspec.structs.replace(order_of(config).shared, host=self._host)
+        return InterpreterStarter(own_arguments(config), modules_of(items), shared)
 
     # --- what the world says
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from disttest.descriptors import append_to
+from disttest.extras.cluster import NAME
 from disttest.extras.cluster.node.assignment import NodeAssignment
 from disttest.extras.cluster.node.partition import PartitionOrder
 from disttest.extras.cluster.protocol.job import JobSpec
@@ -19,6 +20,8 @@ from disttest.host.lines import Lines
 from disttest.host.process import spawn_child
 from disttest.options.environment import hash_seed
 from disttest.planning.targets import resolve_targets
+from disttest.runtime.controller.orders import PluginOrder, Shared, given_order
+from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.supervisor.run_supervisor import pytest_command
 
 _CHUNK = 1 << 16
@@ -35,10 +38,6 @@ class PartitionWork:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._said = Lines()
         self._at_end = False
-        (folder / "partition.json").write_bytes(
-            msgspec.json.encode(PartitionOrder(job=job, assignment=assignment, fd=theirs.fileno()))
-        )
-        (folder / "tests.json").write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
         flags = {**job.flags, "results": str(folder / "results")}
         (folder / "results").mkdir()
         argv = pytest_command(
@@ -46,10 +45,6 @@ class PartitionWork:
             flags,
             [
                 *job.pytest_arguments,
-                f"--disttest-only={folder / 'tests.json'}",
-                "--disttest-told",
-                f"--disttest-node-partition={folder / 'partition.json'}",
-                f"--disttest-collect-for={job.collected_for}",
                 f"--basetemp={folder / 'tmp'}",
                 "-p",
                 "no:cacheprovider",
@@ -57,9 +52,23 @@ class PartitionWork:
         )
         log = append_to(self._output)
         seed = hash_seed(int(job.flags.get("seed", "") or 0))  # the same on all nodes
-        self.child = spawn_child(
-            argv, extra_env=seed, pass_fds=[theirs.fileno()], stdout=log, new_session=True
+        order = PluginOrder(
+            shared=Shared(
+                supervisor=os.getpid(),
+                host=msgspec.json.decode(job.collected_for, type=TargetHost) if job.collected_for else None,
+                data={NAME: [test.nodeid for test in job.tests]},
+            ),
+            plugin=NAME,
+            work=PartitionOrder(job=job, assignment=assignment, fd=theirs.fileno()),
         )
+        with given_order(order, theirs.fileno()) as (argument, descriptors):
+            self.child = spawn_child(
+                [*argv, argument],
+                extra_env=seed,
+                pass_fds=descriptors,
+                stdout=log,
+                new_session=True,
+            )
         os.close(log)
         theirs.close()
         self._line.setblocking(False)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from select import select
 from typing import Any
 
+import disttest
 from disttest.clock import monotonic
+from disttest.descriptors import append_to
 from disttest.extras.cluster.limits import EVIDENCE_AGREED_S
+from disttest.host.process import Child, spawn_child
 from disttest.limits import TICK_S
 from disttest.model import Outcome, TestResult
+from disttest.options.environment import hash_seed
+from disttest.runtime.controller.orders import RankOrder, Shared, given_order
 from disttest.runtime.messages.protocol import (
     Channel,
     Dismiss,
@@ -25,6 +32,8 @@ from disttest.runtime.messages.protocol import (
     WorldOrder,
     WorldUp,
 )
+from disttest.runtime.rank.child import use_cuda_freely
+from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.world.attempt import Attempt
 from disttest.runtime.world.judged_attempt import JudgedAttempt
 from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
@@ -161,3 +170,45 @@ class PartitionWorld(WorldSupervisor):
         """Send the records to the controller."""
         del reports
         self._controller.send(TestJudged(result=result, healthy=self._is_healthy(attempt)))
+
+
+class InterpreterStarter:
+    """Starts a rank as ``python -m pytest``, which collects only the files that it needs."""
+
+    def __init__(self, arguments: Sequence[str], modules: Sequence[str], shared: Shared) -> None:
+        self._arguments = tuple(arguments)
+        self._modules = tuple(modules)
+        self._shared = shared
+
+    def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
+        """Spawn; descriptors that belong to others are not inherited."""
+        del close
+        # A new interpreter does not inherit the restrictions that keep this process forkable.
+        use_cuda_freely()
+        line = channel.fileno()
+        order = RankOrder(shared=self._shared, spec=spec, channel_fd=line, modules=self._modules)
+        log = append_to(spec.log)
+        try:
+            with given_order(order, line) as (argument, descriptors):
+                return spawn_child(
+                    [sys.executable, "-m", "pytest", *self._arguments, argument],
+                    extra_env={
+                        # Without the variables of ranks: a fork imports its tests without them too, and verdicts must
+                        # not differ.
+                        **spec.machine_environment(),
+                        # The rank must import this very version, even if a test has changed the working directory.
+                        "PYTHONPATH": _import_path(),
+                        **hash_seed(spec.settings.seed),
+                    },
+                    pass_fds=descriptors,
+                    stdout=log,
+                    new_group=True,
+                )
+        finally:
+            os.close(log)
+
+
+def _import_path() -> str:
+    """Put this package first on the import path, whatever the working directory, before the user's own path."""
+    ours = str(Path(disttest.__file__).parents[1])
+    return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251
