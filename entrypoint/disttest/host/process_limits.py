@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+from typing import TYPE_CHECKING
 
 from disttest.errors import InfrastructureError
-from disttest.host.devices.cpu import CgroupMount, detect_limits
-from disttest.host.oom import own_cgroups
 from disttest.model import Frozen
+
+if TYPE_CHECKING:
+    from disttest.host.devices.cpu import CgroupMount
 
 _FILES = 48
 """Open files of a world process without ranks: 34 were counted with torch 2.13, and evidence needs a few more."""
@@ -67,8 +69,12 @@ def lack_for_ranks(ranks: int, groups: tuple[CgroupMount, ...] | None = None) ->
     """
     if (lack := _lack_of_open_files(ranks)) or ranks <= _FEW_RANKS:
         return lack
+    # Imported late: every command imports this module, and these load `subprocess`.
+    from disttest.host.devices.cpu import detect_limits
+    from disttest.host.oom import own_cgroups
+
     groups = own_cgroups() if groups is None else groups
-    return _lack_of_processes(ranks, groups) or _lack_of_memory(ranks, groups)
+    return _lack_of_processes(ranks, groups) or _lack_of_memory(ranks, detect_limits(groups).memory)
 
 
 def _lack_of_processes(ranks: int, groups: tuple[CgroupMount, ...]) -> str:
@@ -89,8 +95,8 @@ def _lack_of_processes(ranks: int, groups: tuple[CgroupMount, ...]) -> str:
     return ""
 
 
-def _lack_of_memory(ranks: int, groups: tuple[CgroupMount, ...]) -> str:
-    memory, needed = detect_limits(groups).memory // _MIB, _MEMORY_OF_RANK_MIB * ranks
+def _lack_of_memory(ranks: int, limit: int) -> str:
+    memory, needed = limit // _MIB, _MEMORY_OF_RANK_MIB * ranks
     if memory >= needed:
         return ""
     return f"the memory is {memory:,} MiB, and a world of {ranks} ranks needs {needed:,} MiB: run fewer ranks"
