@@ -29,6 +29,8 @@ from disttest.runtime.messages.raised import failed_outcome
 # Characters of subtest reports kept for each rank; beyond this limit only outcome and message are kept,
 # so that one message can still carry the rest.
 _SUBTESTS_KEPT = 8 * 1024 * 1024
+# Ranks of the largest world whose grace period begins once only.
+_FEW_RANKS = 16
 # If no phase of a rank failed, the first of these outcomes that it reported is its outcome.
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
 _LEFT_OUT = (Outcome.SKIPPED, Outcome.XFAILED)
@@ -257,6 +259,8 @@ class Attempt:
     cancelled: str = ""
     """The reason for a cancellation; empty if there was none."""
     cancelled_s: float = 0.0
+    reported_s: float = 0.0
+    """When the last report arrived."""
     held_s: float | None = None
     """Start of a debugger session in a rank; time limits are suspended while it lasts."""
     paused_s: float = 0.0
@@ -297,6 +301,7 @@ class Attempt:
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Record a report. A failed phase, unlike a failed subtest, starts the grace period of the other ranks."""
         self.of(rank).take_report(report)
+        self.reported_s = monotonic()
         if not report.partial and not report.unrendered and report.outcome.is_final:
             self._note_end(report, report.ended_at_s)
 
@@ -398,7 +403,17 @@ class Attempt:
             return True
         if self.lost_peer_s is not None and now_s - self.lost_peer_s >= max(grace_s, CONSEQUENCE_WAIT_S):
             return True
-        return self.failed_s is not None and now_s - self.failed_s >= grace_s
+        return self.failed_s is not None and now_s - self._grace_since_s >= grace_s
+
+    @property
+    def _grace_since_s(self) -> float:
+        """When the grace period began: at the first failure. In a large world each further report starts it again.
+
+        Hundreds of ranks share the processors, so the grace period ends before most of them can report the same failure. If
+        the others hang, there are no further reports.
+        """
+        assert self.failed_s is not None
+        return self.failed_s if len(self.ranks) <= _FEW_RANKS else max(self.failed_s, self.reported_s)
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` can become true through time alone."""
@@ -406,7 +421,7 @@ class Attempt:
             return NO_LIMIT_S
         limits = [self.started_s + self.paused_s + self.limit_s]
         if self.failed_s is not None:
-            limits.append(self.failed_s + grace_s)
+            limits.append(self._grace_since_s + grace_s)
         if self.lost_peer_s is not None:
             limits.append(self.lost_peer_s + max(grace_s, CONSEQUENCE_WAIT_S))
         if self.cancelled:

@@ -1,5 +1,7 @@
 """What a rank has said counts, even if it had to be ended while it said more."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
@@ -8,6 +10,7 @@ from disttest.limits import CONSEQUENCE_WAIT_S
 from disttest.model import Outcome, RankEnd, TestCase
 from disttest.results.rulings import STRICT_XPASS, RankState, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
+from disttest.runtime.world import attempt as attempt_module
 from disttest.runtime.world import rank_handles
 from disttest.runtime.world.attempt import Attempt, RankProgress
 
@@ -235,6 +238,25 @@ def attempt_of(size):
     test = TestCase(nodeid="t", slug="", classname="", name="", file="", line=1, suite="", timeout_s=100)
     ranks = [RankProgress(rank=rank, pid=1, log="") for rank in range(size)]
     return Attempt(test=test, number=1, started_s=0.0, started_at_s=0.0, ranks=ranks)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time at which reports arrive."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(attempt_module, "monotonic", lambda: clock.now_s)
+    return clock
+
+
+@pytest.mark.parametrize(("size", "over_s"), [(2, 1.3), (16, 1.3), (17, 1.5)])
+def test_each_report_starts_the_grace_period_again_in_a_large_world_only(clock, size, over_s):
+    attempt = attempt_of(size)
+    for rank, clock.now_s in enumerate((1.0, 1.2)):
+        attempt.take_report(rank, ended("call", Outcome.FAILED, clock.now_s))
+
+    assert over_s == pytest.approx(1.25 + attempt.next_check_s(1.25, 0.3))
+    assert not attempt.overdue(over_s - 0.01, 0.3)
+    assert attempt.overdue(over_s + 0.01, 0.3)
 
 
 def lost_peer(at_s):
