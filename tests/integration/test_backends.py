@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from lab import Lab
 
 from disttest.extras.shards.shard_plan import decode_plan
 from disttest.model import Outcome
+
+pytestmark = pytest.mark.forked_runs
 
 ECHO = """
     import torch.distributed as dist

@@ -5,6 +5,8 @@ from lab import Lab
 
 from disttest.model import Outcome
 
+pytestmark = pytest.mark.forked_runs
+
 SUITE = """
     import multiprocessing
     import os

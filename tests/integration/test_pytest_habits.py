@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
+from lab import Lab
 
 from disttest.model import Cause, Outcome
 
@@ -345,7 +346,8 @@ KEEPS = """
 
 
 def test_what_was_imported_is_not_looked_through_for_garbage(lab):
-    ended = lab.write(test_keeps=KEEPS).run("run", "test_keeps.py")
+    lab.write(test_keeps=KEEPS)
+    ended = Lab(lab.folder).run("run", "test_keeps.py")  # in new processes
 
     assert ended.exit_code == 0, ended.output
 
@@ -368,6 +370,6 @@ SHARES = """
 def test_what_ranks_share_is_not_looked_through_for_garbage_by_any_of_them(lab):
     lab.write(test_shares=SHARES, sitecustomize=FREEZES_A_LITTLE)
 
-    for start in (lab.run, lab.pytest):
+    for start in (Lab(lab.folder).run, lab.pytest):
         ended = start("test_shares.py", PYTHONPATH=f"{lab.folder}:{lab.environ.get('PYTHONPATH', '')}")
         assert ended.exit_code == 0, ended.output

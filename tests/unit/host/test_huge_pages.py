@@ -24,6 +24,7 @@ def test_only_private_memory_of_no_file_is_taken_and_only_whole_huge_pages():
     assert found == [("0x55d000200000", "0x55d000800000"), ("0x7f0000000000", "0x7f0000400000")]
 
 
+@pytest.mark.slow("a collapse of 16 MiB into huge pages")
 @pytest.mark.skipif(
     tuple(map(int, re.findall(r"\d+", Path("/proc/sys/kernel/osrelease").read_text())[:2])) < (6, 1),
     reason="the kernel has no MADV_COLLAPSE",

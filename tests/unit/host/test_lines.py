@@ -1,5 +1,6 @@
 """One way from pieces to lines."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ def test_however_it_is_cut_the_lines_are_the_same(data, sizes):
     assert data.split(b"\n") == [*read, bytes(lines.rest)]
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @given(st.lists(st.integers(1, 7)))
 def test_a_line_without_end_fills_no_memory_and_takes_no_other_along(sizes):
     lines = Lines(longest=5)
