@@ -61,4 +61,4 @@ def test_a_conftest_touches_the_tests_beside_it_only(touched):
 
 
 def test_what_no_test_knows_touches_none(touched):
-    assert [] == touched(".editorconfig", "entrypoint/disttest/extras/container/engine_advice.py")
+    assert [] == touched(".editorconfig", "entrypoint/disttest/extras/container/engine.py")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.extras.container.engine_advice import ENGINE_ADVICE, explain
+from disttest.extras.container.engine import ENGINE_ADVICE, explain
 
 MESSAGES = {
     "nvidia-container-cli: load library failed: libnvidia-ml.so.1": "nvidia-smi-missing",

@@ -17,8 +17,14 @@ from disttest.clock import monotonic, sleep
 from disttest.errors import DisttestError, EngineError, ExitCode, UsageError
 from disttest.extras.container.container_spec import LaunchSpec, container_arguments
 from disttest.extras.container.derived import with_project, with_requirements
-from disttest.extras.container.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
-from disttest.extras.container.engine_advice import explain
+from disttest.extras.container.engine import (
+    EngineFacts,
+    ask_engine,
+    engine_errors,
+    ensure_image,
+    explain,
+    find_engine,
+)
 from disttest.extras.container.gpus import NONE, HostGpu
 from disttest.extras.container.launch_host import Host
 from disttest.extras.container.left_containers import MARK, RESULTS, WORKING_DIR, job_of, leftovers

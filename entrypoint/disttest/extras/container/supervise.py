@@ -21,8 +21,7 @@ from docker.errors import APIError, DockerException
 from msgspec import structs
 
 from disttest.errors import EngineError
-from disttest.extras.container.engine import engine_errors
-from disttest.extras.container.engine_advice import explain
+from disttest.extras.container.engine import engine_errors, explain
 from disttest.extras.container.limits import CONTAINER_DRAIN_S, CONTAINER_KILL_S, CONTAINER_STOP_S
 from disttest.model import Frozen
 
