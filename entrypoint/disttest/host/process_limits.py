@@ -7,7 +7,7 @@ import resource
 from typing import TYPE_CHECKING
 
 from disttest.errors import InfrastructureError
-from disttest.model import Frozen
+from disttest.model import FEW_RANKS, Frozen
 
 if TYPE_CHECKING:
     from disttest.host.devices.cpu import CgroupMount
@@ -20,8 +20,6 @@ _TASKS_OF_RANK = 5
 """Threads of a rank: its main thread, the one that answers for its collectives, and three of gloo (torch 2.13)."""
 _MEMORY_OF_RANK_MIB = 16
 """A lower bound: with an empty test a rank has 19 MiB of private memory (``python bench/wide.py``)."""
-_FEW_RANKS = 16
-"""Worlds up to this size need little. If a limit is too small even for them, the notes of the run name it."""
 _MIB = 1 << 20
 
 
@@ -67,8 +65,8 @@ def lack_for_ranks(ranks: int, groups: tuple[CgroupMount, ...] | None = None) ->
         ranks: number of ranks of the world.
         groups: cgroups of this process; None to look them up.
     """
-    if (lack := _lack_of_open_files(ranks)) or ranks <= _FEW_RANKS:
-        return lack
+    if (lack := _lack_of_open_files(ranks)) or ranks <= FEW_RANKS:
+        return lack  # a smaller world needs little, and if it reaches a limit, the notes of the run name it
     # Imported late: every command imports this module, and these load `subprocess`.
     from disttest.host.devices.cpu import detect_limits
     from disttest.host.oom import own_cgroups

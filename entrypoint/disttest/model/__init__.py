@@ -21,7 +21,7 @@ from disttest.model.attempt_result import (
     WindowEdge,
     short_place,
 )
-from disttest.model.cases import ALONE, Batch, Isolation, Slot, TestCase, WorldKind, WorldShape
+from disttest.model.cases import ALONE, FEW_RANKS, Batch, Isolation, Slot, TestCase, WorldKind, WorldShape
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
 from disttest.model.rank_record import (
     MAIN_RANK,
@@ -44,6 +44,7 @@ from disttest.model.run_facts import CpuStep, FlakyRule, Hardware, Invocation, R
 
 __all__ = [
     "ALONE",
+    "FEW_RANKS",
     "FROM_ROOT",
     "MAIN_RANK",
     "RANKS_DISAGREE",

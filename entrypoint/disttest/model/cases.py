@@ -30,6 +30,10 @@ class WorldKind(StrEnum):
     """There are no ranks: an ordinary test, isolated in a supervised process."""
 
 
+FEW_RANKS = 16
+"""Size of the largest world whose ranks all get processors within the limits of time that suit two ranks."""
+
+
 class WorldShape(Frozen):
     """Shape of the world in which a test runs."""
 

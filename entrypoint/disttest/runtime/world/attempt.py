@@ -11,6 +11,7 @@ from disttest.clock import monotonic
 from disttest.host.process import Exit, signal_name
 from disttest.limits import CONSEQUENCE_WAIT_S, MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S
 from disttest.model import (
+    FEW_RANKS,
     Collective,
     HangCause,
     Outcome,
@@ -29,8 +30,6 @@ from disttest.runtime.messages.raised import failed_outcome
 # Characters of subtest reports kept for each rank; beyond this limit only outcome and message are kept,
 # so that one message can still carry the rest.
 _SUBTESTS_KEPT = 8 * 1024 * 1024
-# Ranks of the largest world whose grace period begins once only.
-_FEW_RANKS = 16
 # If no phase of a rank failed, the first of these outcomes that it reported is its outcome.
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
 _LEFT_OUT = (Outcome.SKIPPED, Outcome.XFAILED)
@@ -413,7 +412,7 @@ class Attempt:
         the others hang, there are no further reports.
         """
         assert self.failed_s is not None
-        return self.failed_s if len(self.ranks) <= _FEW_RANKS else max(self.failed_s, self.reported_s)
+        return self.failed_s if len(self.ranks) <= FEW_RANKS else max(self.failed_s, self.reported_s)
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` can become true through time alone."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from disttest.host.process import end_all, wait_all
+from disttest.host.process import Child, end_all, wait_all
 from disttest.limits import RANK_TERM_S
-from disttest.model import rank_names
+from disttest.model import FEW_RANKS, rank_names
 from disttest.runtime.messages.protocol import Leave
 from disttest.runtime.world.attempt import Attempt
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
+
+_MOST_LIMITS = 4
+"""How often the limit begins for the ranks of a large world, which tear down one after another on shared processors. All
+together must be shorter than the time after which the controller takes a silent world for stuck.
+"""
 
 
 class Dismissal(NamedTuple):
@@ -28,16 +34,38 @@ def dismiss(ranks: Supervisor, limit_s: float) -> Dismissal:
     end_all([handle.child for handle in living if handle.gone])
     for handle in living:
         handle.channel.send(Leave())
-    wait_all((handle.child for handle in living), limit_s)
+    children = [handle.child for handle in living]
+    is_large = len(living) > FEW_RANKS and not _is_cancelled(ranks.attempt)
+    wait_for_ends(children, limit_s, most=_MOST_LIMITS if is_large else 1)
     stuck = [handle for handle in living if handle.child.poll() is None]
     slow = [handle.rank for handle in stuck if not _was_killed(ranks.attempt, handle.rank)]
     end_all([handle.child for handle in stuck], term_grace_s=RANK_TERM_S)
     return Dismissal(
         stuck=frozenset(handle.rank for handle in stuck),
-        note=f"{rank_names(slow)} did not leave within {limit_s:g} s after its last test and was killed"
-        if slow
-        else "",
+        note=_describe(slow, limit_s) if slow else "",
     )
+
+
+def wait_for_ends(ranks: Sequence[Child], limit_s: float, *, most: int) -> None:
+    """Wait until all ranks have ended, or none has ended within the limit.
+
+    Args:
+        ranks: the processes.
+        limit_s: the limit, in seconds.
+        most: how often the limit begins.
+    """
+    left = ranks
+    for _ in range(most):
+        before = left
+        wait_all(before, limit_s)
+        left = [rank for rank in before if rank.poll() is None]
+        if not left or len(left) == len(before):
+            return
+
+
+def _describe(slow: Sequence[int], limit_s: float) -> str:
+    whose, was = ("its", "was") if len(slow) == 1 else ("their", "were")
+    return f"{rank_names(slow)} did not leave within {limit_s:g} s after {whose} last test and {was} killed"
 
 
 def late_deaths(ranks: Supervisor, attempt: Attempt, stuck: frozenset[int]) -> list[RankProcessHandle]:
@@ -47,6 +75,10 @@ def late_deaths(ranks: Supervisor, attempt: Attempt, stuck: frozenset[int]) -> l
         for handle in ranks.handles
         if handle.rank not in stuck and not attempt.of(handle.rank).killed and handle.child.ended_badly
     ]
+
+
+def _is_cancelled(attempt: Attempt | None) -> bool:
+    return attempt is None or bool(attempt.cancelled)
 
 
 def _was_killed(attempt: Attempt | None, rank: int) -> bool:
