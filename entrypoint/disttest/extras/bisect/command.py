@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from disttest.cli.purposes import Purpose, serves
 from disttest.errors import ExitCode, UsageError
 from disttest.extras.bisect.hooks import USUAL
-from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import resolve_options
@@ -52,6 +49,7 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
     Raises:
         UsageError: a commit is wrong, an option makes no sense, or the test does not fail at BAD.
     """
+    from disttest.extras.bisect.child_runs import cancel_in_order, environ_of_runs, forwarded, new_folder
     from disttest.extras.bisect.search import search
     from disttest.extras.bisect.work_tree import TestRuns, commits_between, git, work_tree
 
@@ -66,9 +64,8 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
     prepare = given["prepare"].absolute() if given["prepare"] else None
     if prepare is not None and not prepare.is_file():
         raise UsageError(f"--prepare {given['prepare']} is not a file")
-    results = _new_folder(Path(flags["results"]) if flags["results"] else USUAL)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _cancel)  # so that the work tree is removed
+    results = new_folder(Path(flags["results"]) if flags["results"] else USUAL)
+    cancel_in_order()  # so that the work tree is removed
     click.echo(
         f"bisect: {count(len(commits), 'commit')}, {commits[0][:10]} to {commits[-1][:10]}; results in {results.name}"
     )
@@ -76,11 +73,11 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
         runs = TestRuns(
             tree,
             git(here, "rev-parse", "--show-prefix"),
-            _words(test, flags),
+            [test, *forwarded(flags, _OWN)],
             pytest_args,
             results,
             prepare,
-            _environ(flags),
+            environ_of_runs(flags),
         )
         answer = search(
             len(commits),
@@ -98,41 +95,6 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
         )
     )
     return ExitCode.PASSED if answer.is_decided else ExitCode.FAILED
-
-
-def _new_folder(path: Path) -> Path:
-    """Make the folder, or ``PATH-2`` and so on if it exists: each search keeps the results of its runs."""
-    for number in itertools.count(1):
-        folder = path.with_name(f"{path.name}-{number}") if number > 1 else path
-        try:
-            folder.absolute().mkdir()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UsageError(
-                f"{folder} cannot be made: {error.strerror}; choose another folder with --results"
-            ) from error
-        return folder.absolute()
-    raise AssertionError
-
-
-def _cancel(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _words(test: str, flags: Mapping[str, str | None]) -> list[str]:
-    forwarded = (
-        option
-        for option in RUN_OPTIONS
-        if flags[option.field] and option.name not in _OWN and not option.secret
-    )
-    return [test, *(f"{option.flag}={flags[option.field]}" for option in forwarded)]
-
-
-def _environ(flags: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment of the runs; secrets are in it, and on no command line."""
-    secret = {option.variable: flags[option.field] for option in RUN_OPTIONS if option.secret}
-    return {**environment(), **{name: value for name, value in secret.items() if value}}
 
 
 def _shown(answer: Answer, commits: Sequence[str]) -> list[str]:

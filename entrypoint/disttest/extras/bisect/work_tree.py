@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from disttest.cli.stored_run import read_run
 from disttest.errors import ExitCode, UsageError
+from disttest.extras.bisect.child_runs import RUN, run_child
 from disttest.extras.bisect.search import Tried
 from disttest.model import Cause
 from disttest.reports.text import one_line
@@ -114,11 +114,7 @@ class TestRuns:
         into.mkdir(parents=True)
         options = ["--repeat", str(times), "--results", str(into)]
         argv = [
-            sys.executable,
-            "-P",
-            "-m",
-            "disttest",
-            "run",
+            *RUN,
             *self._words,
             *options,
             "--",
@@ -145,21 +141,7 @@ class TestRuns:
             self._why_not = f"{self._prepare.name} ended with exit code {code}" if code else ""
 
     def _started(self, argv: Sequence[str], output: Path) -> int:
-        with output.open("wb") as file:
-            child = subprocess.Popen(
-                argv,
-                cwd=self._folder,
-                env=dict(self._environ),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-            try:
-                return child.wait()
-            except BaseException:
-                child.terminate()
-                child.wait()
-                raise
+        return run_child(argv, self._folder, self._environ, output)
 
 
 def read_batch(results: Path) -> Tried:
