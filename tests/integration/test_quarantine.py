@@ -126,3 +126,4 @@ def test_plain_pytest_without_disttest_knows_no_quarantine(lab):
 def test_the_page_says_what_is_printed(lab):
     check_page("docs/flaky-tests.md", "Live with flaky tests", lab)
     check_page("docs/flaky-tests.md", "Entries that should go", lab)
+    check_page("docs/flaky-tests.md", "Measure a flaky test", lab)

@@ -311,7 +311,7 @@ VALUES = {
     "mask": "s3cret", "isolation": "warm", "device": "cpu", "verdict": "torch", "flaky": "fail", "allow-busy-gpus": "true",
     "one-world": "true", "cpu-steps": "true",
     "native-stacks": "true", "isolate-files": "true", "fast-spawn": "false",
-    "sanitize": "order", "deadlock": "report", "record": "all",
+    "sanitize": "order", "deadlock": "report", "record": "all", "perturb": "cpu:2",
 }  # fmt: skip
 
 

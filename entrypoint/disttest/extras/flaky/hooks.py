@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from disttest.extras.flaky.option_rows import NAME, OPTIONS
+from disttest.extras.flaky.option_rows import NAME, OPTIONS, PERTURB
 from disttest.hookspecs import hookimpl, of_pytest
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from disttest.extras.flaky.judging import InQuarantine
     from disttest.model import TestCase, TestResult
     from disttest.options.option import Option
-    from disttest.options.run import RunOptions
+    from disttest.options.run import RunOptions, WorldSettings
     from disttest.reports.reporter import ReportTable
     from disttest.results.fold import RunResult
     from disttest.runtime.world.judged_attempt import JudgedAttempt
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 def disttest_addoptions() -> Sequence[Option]:
     """``--quarantine``, and those of the command."""
     return OPTIONS
+
+
+@hookimpl
+def disttest_commands_that_run() -> Sequence[str]:
+    """Name its own command."""
+    return (NAME,)
 
 
 @hookimpl
@@ -86,6 +93,38 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
         hide_in_controller(item, report)
     return report
+
+
+@hookimpl
+def disttest_load_parts() -> None:
+    """Import the part that perturbs tests."""
+    from disttest.extras.flaky import in_test  # noqa: F401
+
+
+@hookimpl
+def disttest_around_worlds(settings: WorldSettings) -> AbstractContextManager[object] | None:
+    """Perturb the processes of all tests."""
+    perturbed = PERTURB.of(settings)
+    if perturbed is None:
+        return None
+    from disttest.extras.flaky.perturb import perturbing
+
+    return perturbing(perturbed)
+
+
+@of_pytest(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Perturb a test in its process, a rank or another one."""
+    from disttest.runtime.controller.session_options import OPTIONS as ALL
+
+    settings = item.config.stash.get(ALL, None)
+    perturbed = PERTURB.of(settings) if settings else None
+    if perturbed is None:
+        return (yield)
+    from disttest.extras.flaky.in_test import perturbing_test
+
+    with perturbing_test(perturbed, item.nodeid):
+        return (yield)
 
 
 @hookimpl

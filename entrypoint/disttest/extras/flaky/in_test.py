@@ -1,0 +1,48 @@
+"""Perturbations inside the process of a test: late collectives, and fewer compute threads."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from disttest.clock import sleep
+from disttest.extras.flaky.perturb import Perturbed
+from disttest.observe import Call, Tool, observing
+
+
+class Jitter(Tool):
+    """Delays each call by a random time.
+
+    Args:
+        longest_s: the longest delay.
+        key: text that determines the delays.
+    """
+
+    def __init__(self, longest_s: float, key: str) -> None:
+        self._longest_s = longest_s
+        self._random = random.Random(key)  # noqa: S311
+
+    def take(self, call: Call, run: Callable[[], Any]) -> Any:
+        """Wait, then run the call."""
+        del call
+        sleep(self._random.uniform(0, self._longest_s))
+        return run()
+
+
+@contextmanager
+def perturbing_test(perturbed: Perturbed, nodeid: str) -> Iterator[None]:
+    """Perturb this process while a test runs in it. A process without torch has nothing to perturb."""
+    torch = sys.modules.get("torch")
+    with ExitStack() as stack:
+        if perturbed.delay and "torch.distributed" in sys.modules:
+            # Each rank and repetition has other delays, and has them again when it is repeated.
+            rank = os.environ.get("RANK", "")  # noqa: TID251  # set for each rank
+            stack.enter_context(observing(Jitter(perturbed.delay, f"{nodeid} {rank}")))
+        if perturbed.threads and torch is not None:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(perturbed.threads)
+        yield

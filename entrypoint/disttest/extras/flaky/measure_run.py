@@ -1,0 +1,162 @@
+"""The work of ``disttest flaky TEST``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from disttest.clock import monotonic
+from disttest.errors import ExitCode, UsageError
+from disttest.extras.bisect.child_runs import cancel_in_order, environ_of_runs, forwarded, new_folder
+from disttest.extras.flaky.measure import Measurement
+from disttest.extras.flaky.measure_report import Report, describe, describe_row, report_on
+from disttest.extras.flaky.perturbations import perturbations
+from disttest.extras.flaky.trial_runs import OWN, StartFolder, TrialRuns
+from disttest.model import Frozen, Invocation, TestCase
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import filled, resolve_options
+from disttest.planning.targets import Targets, resolve_targets
+from disttest.runtime.supervisor.listing import Collection, collect_tests
+
+USUAL = Path("results-flaky")
+_REFUSED = ("retries", "deadline", "isolation", "one-world", "slots", "perturb")
+_EVEN = 20
+"""Repetitions in each run of the first round, without ``--repeat``."""
+_INTERRUPTED = 130
+
+
+class _Request(Frozen):
+    """The request of the user."""
+
+    flags: dict[str, str | None]
+    pytest_args: tuple[str, ...]
+    budget_s: float
+    until_fail: bool
+    to_stderr: bool
+    """Whether standard output is for the JSON alone."""
+    results: Path
+    seed: int
+
+    def show(self, line: str) -> None:
+        """Print a line."""
+        click.echo(line, err=self.to_stderr)
+
+
+def run_measurement(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mapping[str, Any]) -> int:
+    """Measure each test, print the findings, and return the exit code.
+
+    Raises:
+        UsageError: an option makes no sense, or a test cannot run.
+    """
+    flags = {option.field: given.get(option.field) for option in RUN_OPTIONS}
+    options = resolve_options(flags)
+    if refused := [f"--{name}" for name in _REFUSED if flags[name.replace("-", "_")]]:
+        raise UsageError(
+            f"leave {refused[0]} out: disttest flaky decides it; --budget is the limit of the time"
+        )
+    resolved = resolve_targets(targets)
+    collected = {name: text for name, text in flags.items() if name != "repeat"}
+    chosen = _collected(resolved, collected, pytest_args)
+    files = {str(Path(chosen.root, test.file)) for test in chosen.tests}
+    known = chosen if resolved.bundled else _collected(resolve_targets(tuple(sorted(files))), collected, ())
+    cancel_in_order()
+    request = _Request(
+        flags=flags,
+        pytest_args=tuple(pytest_args),
+        budget_s=given["budget"] / len(chosen.tests),
+        until_fail=given["until_fail"],
+        to_stderr=given["json"] == "-",
+        results=new_folder(Path(flags["results"]) if flags["results"] else USUAL),
+        seed=options.seed,
+    )
+    place = StartFolder(
+        root=chosen.root, invocation=Invocation(cwd=str(Path.cwd()), bundled=resolved.bundled)
+    )
+    reports, interrupted = [], False
+    for number, test in enumerate(chosen.tests, 1):
+        report, interrupted = _measure(request, place, test, known.tests, number)
+        reports.append(report)
+        if interrupted:
+            break
+    _write_json(given["json"], reports)
+    if interrupted:
+        return _INTERRUPTED
+    return ExitCode.FAILED if any(report.has_failed for report in reports) else ExitCode.PASSED
+
+
+def _collected(targets: Targets, flags: Mapping[str, str | None], pytest_args: Sequence[str]) -> Collection:
+    with tempfile.TemporaryDirectory(prefix="disttest-flaky-") as folder:
+        collection = collect_tests(targets, filled(flags, Path(folder)), pytest_args, Path(folder))
+    if collection.exit_code or not collection.tests:
+        click.echo(collection.output, err=True)
+        raise UsageError("the test cannot be collected (see above)")
+    return collection
+
+
+def _measure(
+    request: _Request, place: StartFolder, test: TestCase, known: Sequence[TestCase], number: int
+) -> tuple[Report, bool]:
+    """Measure a test. Return the findings, and whether the user interrupted the measurement."""
+    runs = TrialRuns(
+        test=test,
+        place=place,
+        options=tuple(forwarded(request.flags, OWN)),
+        pytest_args=request.pytest_args,
+        environ=environ_of_runs(request.flags),
+        results=request.results / f"{number:03}",
+        ends_at_s=monotonic() + request.budget_s,
+        until_fail=request.until_fail,
+    )
+    runs.results.mkdir()
+    request.show(f"flaky: {test.nodeid}; results in {request.results.name}/{number:03}")
+    repeat = request.flags["repeat"]
+    measurement = Measurement(
+        test.nodeid,
+        [each.selected_by for each in known if _share(each, test)],
+        perturbations(
+            len(os.sched_getaffinity(0)),
+            test.world.size if test.world else 1,
+            on_cpu=test.world is None or test.world.device == "cpu",
+        ),
+        runs.attempt,
+        lambda name, tally: request.show(describe_row(name, tally)),
+        times=int(repeat) if repeat and repeat.isdecimal() else _EVEN,
+        seed=request.seed,
+        until_fail=request.until_fail,
+    )
+    interrupted = False
+    try:
+        measurement.measure()
+    except KeyboardInterrupt:
+        interrupted = True
+    report = report_on(test.nodeid, measurement, runs.command)
+    request.show("\n".join(describe(report)))
+    return report, interrupted
+
+
+def _share(other: TestCase, test: TestCase) -> bool:
+    """Return whether another test can run in the same processes."""
+    return other.selected_by != test.selected_by and (other.file, other.world, other.kind) == (
+        test.file,
+        test.world,
+        test.kind,
+    )
+
+
+def _write_json(path: str | None, reports: Sequence[Report]) -> None:
+    if not path:
+        return
+    text = msgspec.json.format(msgspec.json.encode({"version": 1, "tests": reports}), indent=2).decode()
+    if path == "-":
+        click.echo(text)
+        return
+    try:
+        Path(path).write_text(f"{text}\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error

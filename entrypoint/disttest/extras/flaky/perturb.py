@@ -1,0 +1,80 @@
+"""The perturbations of ``--perturb``, and those that apply to the whole process that worlds are forked from."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from disttest.errors import UsageError
+from disttest.model import Frozen
+from disttest.options.values import COUNT, SECONDS, Type, parse_bytes
+
+_BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    pass\n"
+"""Program of a process that competes for a processor. It ends with its parent, however that ends."""
+
+
+class Perturbed(Frozen):
+    """The perturbations of a run."""
+
+    delay: float = 0.0
+    """Longest delay of each collective of each rank, in seconds."""
+    threads: int = 0
+    """Compute threads of each test process; 0 leaves them as they are."""
+    cpu: int = 0
+    """Busy processes on the one processor that all tests share; 0 leaves the tests all processors."""
+    memory: int = 0
+    """Limit of the private memory of each process, in bytes; 0 for none."""
+
+
+_KINDS: dict[str, Callable[[str], float]] = {
+    "delay": SECONDS.parse,
+    "threads": COUNT.parse,
+    "cpu": COUNT.parse,
+    "memory": parse_bytes,
+}
+
+
+def parse_perturbed(text: str) -> Perturbed:
+    """Parse a list such as ``delay:0.2,cpu:4``.
+
+    Raises:
+        UsageError: a perturbation or its strength is not valid.
+    """
+    values: dict[str, float] = {}
+    for word in text.split(","):
+        name, _, strength = word.strip().partition(":")
+        if name not in _KINDS:
+            raise UsageError(
+                f"{name!r} is not a perturbation; give NAME:STRENGTH, with one of the names {', '.join(_KINDS)}"
+            )
+        values[name] = _KINDS[name](strength)
+    return Perturbed(**values)  # type: ignore[arg-type]  # each parser returns the type of its field
+
+
+PERTURBED = Type(form="NAME:STRENGTH[,…]", parse=parse_perturbed)
+
+
+@contextmanager
+def perturbing(perturbed: Perturbed) -> Iterator[None]:
+    """Take processor time and memory from this process and its later children while the context lasts."""
+    # Imported late: the options import this module, and the command starts without `subprocess`.
+    from disttest.host.process import end_all, spawn_child
+
+    processors, limits = os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_DATA)
+    busy = []
+    try:
+        if perturbed.cpu:
+            # Not always the same one: other runs on this machine may be perturbed as well.
+            os.sched_setaffinity(0, {random.choice(sorted(processors))})  # noqa: S311
+            busy = [spawn_child([sys.executable, "-S", "-c", _BUSY]) for _ in range(perturbed.cpu)]
+        if perturbed.memory:
+            resource.setrlimit(resource.RLIMIT_DATA, (perturbed.memory, limits[1]))
+        yield
+    finally:
+        os.sched_setaffinity(0, processors)
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+        end_all(busy)

@@ -1,0 +1,246 @@
+"""The measurement of a flaky test: the rule that names the cause, and the schedule, on simulated tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disttest.errors import UsageError
+from disttest.extras.flaky.causes import (
+    Cause,
+    Pairs,
+    Tally,
+    chance_of_agreement,
+    chance_of_more,
+    classify,
+)
+from disttest.extras.flaky.measure import Enough, Measurement, Outcomes, Trial, seed_of
+from disttest.extras.flaky.perturb import Perturbed, parse_perturbed
+from disttest.extras.flaky.perturbations import AFTER, perturbations
+
+TABLE = perturbations(4, 2, on_cpu=True)
+NAMES = [row.name for row in TABLE]
+TALLIES = st.builds(Tally, failed=st.integers(0, 40), passed=st.integers(0, 40), spoiled=st.just(0))
+PAIRS = st.builds(
+    Pairs,
+    both=st.integers(0, 20),
+    first=st.integers(0, 20),
+    second=st.integers(0, 20),
+    neither=st.integers(0, 20),
+)
+PERTURBED = st.dictionaries(st.sampled_from(NAMES), TALLIES)
+
+
+@given(more=TALLIES, less=TALLIES)
+def test_a_chance_is_a_probability_and_falls_with_each_further_failure(more, less):
+    chance = chance_of_more(more, less)
+
+    assert 0 <= chance <= 1 + 1e-9
+    if more.passed:
+        assert chance_of_more(Tally(failed=more.failed + 1, passed=more.passed - 1), less) <= chance + 1e-9
+
+
+def test_the_chance_is_that_of_fishers_exact_test():
+    # The tea of the lady: three of four cups, https://en.wikipedia.org/wiki/Fisher%27s_exact_test
+    assert chance_of_more(Tally(failed=3, passed=1), Tally(failed=1, passed=3)) == pytest.approx(17 / 70)
+    assert chance_of_agreement(Pairs(both=3, neither=17)) == pytest.approx(1 / 1140)
+
+
+@given(plain=TALLIES, pairs=PAIRS, perturbed=PERTURBED)
+def test_only_a_test_that_never_passed_is_deterministic(plain, pairs, perturbed):
+    every = [plain, *perturbed.values()]
+    passed, failed = any(each.passed for each in every), any(each.failed for each in every)
+    cause = classify(plain, pairs, perturbed, TABLE).cause
+
+    assert (cause is Cause.NEVER_FAILED) == (not failed)
+    assert (cause is Cause.DETERMINISTIC) == (failed and not passed)
+
+
+@given(plain=TALLIES, perturbed=PERTURBED)
+def test_a_perturbation_with_the_rate_of_plain_runs_is_no_cause(plain, perturbed):
+    same = dict.fromkeys(perturbed, plain)
+
+    assert classify(plain, Pairs(), same, TABLE).cause in (
+        Cause.UNKNOWN,
+        Cause.NEVER_FAILED,
+        Cause.DETERMINISTIC,
+    )
+
+
+@pytest.mark.parametrize(
+    ("perturbed", "cause", "by"),
+    [
+        ({"delay": Tally(failed=20)}, Cause.TIMING, "delay"),
+        ({"cpu": Tally(failed=20), "crowd": Tally(failed=20)}, Cause.TIMING, "cpu"),
+        ({"cpu": Tally(passed=20), "crowd": Tally(failed=20)}, Cause.MACHINE, "crowd"),
+        ({"memory": Tally(failed=20)}, Cause.RESOURCES, "memory"),
+        ({"threads": Tally(failed=12, passed=8)}, Cause.RESOURCES, "threads"),
+        ({"after others": Tally(failed=3)}, Cause.ORDER, "after others"),
+        ({"after itself": Tally(failed=10, passed=10)}, Cause.ORDER, "after itself"),
+        ({"cpu": Tally(failed=3, passed=17)}, Cause.UNKNOWN, ""),
+        ({"cpu": Tally(spoiled=20)}, Cause.MACHINE, "spoiled runs"),
+    ],
+)
+def test_the_cause_of_a_test_that_fails_only_under_a_perturbation(perturbed, cause, by):
+    verdict = classify(Tally(passed=40), Pairs(neither=20), perturbed, TABLE)
+
+    assert (verdict.cause, verdict.by) == (cause, by)
+
+
+def test_other_tests_that_prepare_a_test_are_a_matter_of_order():
+    verdict = classify(Tally(failed=40), Pairs(both=20), {"after others": Tally(passed=3)}, TABLE)
+
+    assert verdict.cause is Cause.ORDER
+
+
+def test_a_lower_rate_of_single_worlds_shows_the_machine():
+    verdict = classify(Tally(failed=20, passed=20), Pairs(), {"alone": Tally(passed=20)}, TABLE)
+
+    assert (verdict.cause, verdict.by) == (Cause.MACHINE, "alone")
+
+
+# --- the schedule
+
+
+class Simulated:
+    """A test that fails as a function says, and a clock that allows so many trials."""
+
+    def __init__(self, fails: Callable[[Trial, int], bool], trials: int = 60) -> None:
+        self.fails, self.left, self.tried = fails, trials, []
+        self.said: list[tuple[str, Tally]] = []
+
+    def attempt(self, trial: Trial) -> Outcomes:
+        if not self.left:
+            raise Enough
+        self.left -= 1
+        self.tried.append(trial)
+        return Outcomes(failed={n: self.fails(trial, n) for n in range(1, trial.times + 1)})
+
+    def measure(
+        self, *, others: tuple[str, ...] = ("a", "b", "c", "d"), until_fail: bool = False
+    ) -> Measurement:
+        measurement = Measurement(
+            "t.py::test_x",
+            others,
+            TABLE,
+            self.attempt,
+            lambda name, tally: self.said.append((name, tally)),
+            times=20,
+            seed=0,
+            until_fail=until_fail,
+        )
+        measurement.measure()
+        return measurement
+
+
+def perturbed_by(trial: Trial) -> Perturbed:
+    words = trial.words
+    return parse_perturbed(words[words.index("--perturb") + 1]) if "--perturb" in words else Perturbed()
+
+
+def test_a_deterministic_failure():
+    found = Simulated(lambda _trial, _number: True).measure()
+
+    assert found.verdict.cause is Cause.DETERMINISTIC
+    assert found.verdict.confidence > 0.9
+    assert found.smallest is not None
+
+
+def test_a_test_that_never_fails_is_run_more_often_until_the_time_is_over():
+    simulated = Simulated(lambda _trial, _number: False, trials=30)
+    found = simulated.measure()
+
+    assert (found.verdict.cause, found.smallest, simulated.left) == (Cause.NEVER_FAILED, None, 0)
+    assert {trial.times for trial in simulated.tried} >= {20, 40, 80}
+
+
+def test_a_seed_is_found_and_repeated_alone():
+    def fails(trial: Trial, number: int) -> bool:
+        return random.Random(seed_of("t.py::test_x", number, trial.seed)).random() < 0.3
+
+    found = Simulated(fails).measure()
+
+    assert found.verdict.cause is Cause.SEED
+    assert found.smallest is not None
+    assert fails(found.smallest, 1)
+
+
+def test_a_failure_by_chance_alone_has_no_known_cause():
+    draw = random.Random(3)
+    found = Simulated(lambda _trial, _number: draw.random() < 0.3, trials=40).measure()
+
+    assert found.verdict.cause is Cause.UNKNOWN
+
+
+@pytest.mark.parametrize("polluter", ["a", "b", "c", "d"])
+def test_the_other_test_that_breaks_a_test_is_found(polluter):
+    found = Simulated(lambda trial, _number: polluter in trial.before).measure()
+
+    assert found.verdict.cause is Cause.ORDER
+    assert found.smallest == Trial(words=AFTER.strengths[0], before=(polluter,))
+
+
+def test_two_tests_that_break_a_test_together_are_kept():
+    found = Simulated(lambda trial, _number: {"a", "d"} <= {*trial.before}).measure()
+
+    assert found.smallest is not None
+    assert found.smallest.before == ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(("needed", "smallest"), [(8, "cpu:8"), (3, "cpu:4"), (1, "cpu:1")])
+def test_the_weakest_strength_that_reproduces_the_failure_is_found(needed, smallest):
+    found = Simulated(lambda trial, _number: perturbed_by(trial).cpu >= needed).measure()
+
+    assert found.verdict.cause is Cause.TIMING
+    assert found.smallest is not None
+    assert smallest in found.smallest.words
+
+
+def test_until_fail_stops_at_the_first_failure():
+    simulated = Simulated(lambda trial, number: perturbed_by(trial).delay > 0 and number == 2)
+    found = simulated.measure(until_fail=True)
+
+    assert found.has_failed
+    assert "--perturb" in simulated.tried[-1].words
+    assert found.smallest == simulated.tried[-1]
+
+
+def test_no_trial_after_others_without_others():
+    simulated = Simulated(lambda _trial, _number: False, trials=8)
+    simulated.measure(others=())
+
+    assert not any(trial.before for trial in simulated.tried)
+    assert AFTER.name not in {name for name, _ in simulated.said}
+
+
+@settings(max_examples=15)
+@given(fails=st.randoms(use_true_random=False), trials=st.integers(0, 20))
+def test_whatever_fails_the_measurement_ends_with_its_time(fails, trials):
+    rate = fails.random()
+    simulated = Simulated(lambda _trial, _number: fails.random() < rate, trials=trials)
+    found = simulated.measure()
+
+    assert found.has_failed == (found.smallest is not None)
+    assert len(simulated.tried) <= trials
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("delay:0.2", Perturbed(delay=0.2)),
+        ("cpu:4,threads:1", Perturbed(cpu=4, threads=1)),
+        ("memory:2g", Perturbed(memory=2 << 30)),
+    ],
+)
+def test_perturbations_are_parsed(text, value):
+    assert parse_perturbed(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "cpu", "cpu:0", "delay:soon", "heat:3", "memory:much"])
+def test_a_perturbation_that_is_not_valid_is_refused(text):
+    with pytest.raises(UsageError):
+        parse_perturbed(text)
