@@ -34,7 +34,7 @@ from disttest.extras.slurm.limits import SLURM_FIRST_POLL_S, SLURM_LONGEST_POLL_
 from disttest.model import Hardware, Isolation, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.planning.batches import build_batches
 from disttest.planning.timings import Sample, Timings
-from disttest.reports import write_reports
+from disttest.reports.write import write_reports
 from disttest.results.events import Event, RunFinished, RunStarted, TestCollected, TestFinished
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, Journal, read_events

@@ -104,7 +104,7 @@ def write_shard(folder: Path, shard: int, tests: int, log_bytes: int) -> None:
 
 def merge_here(folder: Path, *, reports: bool) -> None:
     from disttest.extras.shards.merging import merge
-    from disttest.reports import write_reports
+    from disttest.reports.write import write_reports
 
     into = folder / f"merged-{reports}"
     into.mkdir()

@@ -16,8 +16,8 @@ from sample_runs import SampleRun, mixed_run
 
 from disttest.model import Outcome
 from disttest.plugins.html.render import render_html
-from disttest.reports import write_reports
 from disttest.reports.past_runs import past_run
+from disttest.reports.write import write_reports
 
 HERE = Path(__file__).parent
 FAULTY_SUITE = HERE.parent / "fixtures" / "faulty_suites" / "test_verdicts.py"

@@ -18,7 +18,7 @@ from disttest.model import (
 )
 from disttest.plugins.deadlock.proven import Deadlock, DeadlockKind, cause_of
 from disttest.plugins.html.render import render_html
-from disttest.reports import write_reports
+from disttest.reports.write import write_reports
 
 
 def view_of(page: Page) -> tuple[float, float]:

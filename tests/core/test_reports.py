@@ -14,9 +14,10 @@ from lxml import etree
 from rendered import render_final
 from results_schema import results_schema
 
-from disttest.reports import aggregates, rebuild
+from disttest.reports import aggregates
 from disttest.reports.annotations import render_annotations
 from disttest.reports.results_json import load_results_json
+from disttest.reports.write import rebuild
 
 SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).parents[1] / "support" / "junit-xunit2.xsd"))
 

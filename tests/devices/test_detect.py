@@ -7,7 +7,7 @@ import platform
 import fake_driver as fakes
 import pytest
 
-from disttest.host.devices import detect_machine
+from disttest.host.devices.detect import detect_machine
 from disttest.host.devices.machine import operating_system
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
 

@@ -10,7 +10,9 @@ import psutil
 import pytest
 from preflights import run_preflight
 
-from disttest.host.preflight import Bounds, Level, Prover, Target
+from disttest.host.preflight.messages import Level, Target
+from disttest.host.preflight.prover import Prover
+from disttest.host.preflight.steps import Bounds
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 

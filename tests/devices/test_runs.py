@@ -14,7 +14,7 @@ import fake_driver as fakes
 import pytest
 from lab import Lab
 
-from disttest.host.devices import detect_machine
+from disttest.host.devices.detect import detect_machine
 from disttest.host.leases.lease import Leaser, Request
 from disttest.model import Cause, Outcome
 from disttest.results.cost import cost_of

@@ -13,7 +13,7 @@ from preflights import run_preflight
 
 from disttest.errors import NotEnoughDevices
 from disttest.host.leases.lease import Leaser, Request
-from disttest.host.preflight import Bounds, targets_of
+from disttest.host.preflight.steps import Bounds, targets_of
 from disttest.model import Batch, Isolation, Outcome, TestResult, WorldShape
 from disttest.planning.breaker import Breaker, GiveUp, Prove, QuarantineDecision
 

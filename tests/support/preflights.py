@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disttest.host.preflight import Bounds, Level, PreflightResult, Prover, Target
-from disttest.host.preflight.steps import WORKER
+from disttest.host.preflight.messages import Level, PreflightResult, Target
+from disttest.host.preflight.prover import Prover
+from disttest.host.preflight.steps import WORKER, Bounds
 
 
 def run_preflight(

@@ -13,11 +13,11 @@ from disttest import github
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, ReportError
 from disttest.plugin_manager import plugin_manager
-from disttest.reports import write_reports
 from disttest.reports.annotations import render_annotations
 from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 from disttest.reports.terminal import print_final
 from disttest.reports.text import count
+from disttest.reports.write import write_reports
 from disttest.results.conclusion import Demands, final_exit_code
 from disttest.results.directory import short_path
 from disttest.results.floors import Floors, check_floors, idle_suites

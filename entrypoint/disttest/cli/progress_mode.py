@@ -15,7 +15,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from disttest.host.devices import detect_machine
+from disttest.host.devices.detect import detect_machine
 from disttest.model import TestCase
 from disttest.outgoing import outgoing
 from disttest.planning.timings import Timings, hardware_key

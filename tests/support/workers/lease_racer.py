@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from disttest.host.devices import detect_machine
+from disttest.host.devices.detect import detect_machine
 from disttest.host.leases.lease import Leaser, Request
 
 

@@ -29,8 +29,8 @@ from disttest.extras.history.store import HistoryLocked, reading, writing
 from disttest.extras.shards.merging import merge
 from disttest.model import Invocation, Outcome, WorldShape
 from disttest.planning.timings import Timings
-from disttest.reports import write_reports
 from disttest.reports.past_runs import words_of_streak
+from disttest.reports.write import write_reports
 from disttest.results.durations import read_timings as read_timing_files
 from disttest.results.fold import RunResult
 

@@ -18,8 +18,8 @@ from disttest.extras.history.command import trend
 from disttest.extras.history.shown import points_of, print_trend, sparkline
 from disttest.extras.history.sources import find_runs, load_run
 from disttest.model import Cause, Outcome
-from disttest.reports import write_reports
 from disttest.reports.past_runs import point
+from disttest.reports.write import write_reports
 from disttest.results.fold import RunResult
 from disttest.results.journal import Journal
 

@@ -17,10 +17,10 @@ from sample_runs import SampleRun, mixed_run
 
 from disttest.errors import ReportError, UsageError
 from disttest.model import Outcome
-from disttest.reports import rebuild, write, write_reports
+from disttest.reports import write
 from disttest.reports.reporter import Reporter
 from disttest.reports.results_json import load_results_json
-from disttest.reports.write import write_whole
+from disttest.reports.write import rebuild, write_reports, write_whole
 from disttest.results.journal import Journal
 
 PUBLISHED = Path(__file__).parents[3] / "docs" / SCHEMA_ID

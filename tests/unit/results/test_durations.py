@@ -9,7 +9,7 @@ from planning_cases import case
 from shard_runs import START_S, ShardRun, cases
 
 from disttest.model import Outcome, WorldShape
-from disttest.reports import write_reports
+from disttest.reports.write import write_reports
 from disttest.results.durations import read_timings
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events

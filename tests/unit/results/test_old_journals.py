@@ -6,7 +6,7 @@ from disttest.extras.chaos.case import FaultKind, Survival, baseline_ranks, case
 from disttest.extras.chaos.tables import report_tables
 from disttest.extras.replay.recorded import recorded_ranks
 from disttest.plugins.deadlock.proven import DeadlockKind, proof_of
-from disttest.reports import write_reports
+from disttest.reports.write import write_reports
 from disttest.results.fold import fold
 from disttest.results.journal import read_events
 from disttest.results.narrative import describe_ranks, how_failed

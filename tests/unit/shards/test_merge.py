@@ -21,7 +21,7 @@ from disttest.extras.shards.shard_plan import VANISHED, Plan, encode_plan, plan_
 from disttest.extras.shards.shard_sources import find_plan, unfold
 from disttest.model import Cause, Outcome
 from disttest.planning.timings import Timings
-from disttest.reports import rebuild, write_reports
+from disttest.reports.write import rebuild, write_reports
 from disttest.results.events import CollectionFailed
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events

@@ -17,7 +17,7 @@ from disttest.extras.shards.merge_command import merge_command
 from disttest.extras.shards.plan_command import plan_command
 from disttest.extras.shards.shard_plan import decode_plan
 from disttest.model import Outcome, TestCase
-from disttest.reports import write_reports
+from disttest.reports.write import write_reports
 
 TESTS = [case("a", 1), case("b", 2), case("c", 4)]
 

@@ -21,8 +21,8 @@ from disttest.options.project_file import read_project_settings
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions, by_command, filled, given_options, resolve_options
 from disttest.planning.targets import Targets, resolve_targets
-from disttest.reports import write_reports
 from disttest.reports.text import count
+from disttest.reports.write import write_reports
 from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.earlier_runs import BEFORE
 from disttest.results.floors import Floors

@@ -15,8 +15,8 @@ from disttest.cli.stored_run import find_run
 from disttest.errors import DisttestError, ExitCode
 from disttest.extras.container.ownership import give_to_owner_above
 from disttest.extras.container.supervise import SIGKILL_CODE
-from disttest.reports import write_reports
 from disttest.reports.outputs import failure_outputs, publish_outputs, publish_summary, run_outputs
+from disttest.reports.write import write_reports
 from disttest.results.directory import no_run_writes
 from disttest.results.events import RunFinished
 from disttest.results.fold import DIED_EARLY, RunResult, fold

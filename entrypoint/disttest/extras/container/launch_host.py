@@ -9,7 +9,8 @@ from pathlib import Path
 
 import disttest
 from disttest.extras.container.gpus import HostGpu
-from disttest.host.devices import Gpu, detect_machine
+from disttest.host.devices.detect import detect_machine
+from disttest.host.devices.machine import Gpu
 from disttest.options.environment import environment
 from disttest.results.journal import run_clock
 

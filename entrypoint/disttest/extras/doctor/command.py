@@ -39,7 +39,7 @@ def doctor(
         render_json,
     )
     from disttest.host.leases.lockfiles import usual_directory
-    from disttest.host.preflight import Level
+    from disttest.host.preflight.messages import Level
     from disttest.options.environment import read_probe
 
     lease_dir = lease_dir or usual_directory()

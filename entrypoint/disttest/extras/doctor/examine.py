@@ -14,15 +14,17 @@ from rich.text import Text
 
 import disttest
 from disttest.errors import ExitCode
-from disttest.host.devices import Machine, detect_machine
+from disttest.host.devices.detect import detect_machine
 from disttest.host.devices.device_findings import DeviceFinding, Grade, judge_machine
+from disttest.host.devices.machine import Machine
 from disttest.host.devices.torch_facts import TorchFacts
 from disttest.host.leases.lease import Leaser, SlotState
 from disttest.host.leases.quarantine import QuarantineNotes
 from disttest.host.leftovers.shared_memory import ShmEntry, is_abandoned, unused_entries
 from disttest.host.machine_advice import MACHINE_ADVICE
-from disttest.host.preflight import Bounds, Check, Level, PreflightResult, Prover, Target, targets_of
-from disttest.host.preflight.steps import WORKER
+from disttest.host.preflight.messages import Check, Level, PreflightResult, Target
+from disttest.host.preflight.prover import Prover
+from disttest.host.preflight.steps import WORKER, Bounds, targets_of
 from disttest.model import Cause, Frozen, Outcome, TestCase, TestResult
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.junit import render_junit

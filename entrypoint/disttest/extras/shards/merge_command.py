@@ -93,8 +93,8 @@ def read_plan(path: Path | None) -> Plan | None:
 
 def write_merged(run: RunResult, results: Path) -> None:
     """Write the reports of merged results, and publish outputs and summary to GitHub."""
-    from disttest.reports import write_reports
     from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
+    from disttest.reports.write import write_reports
 
     write_reports(run, results)
     publish_outputs(run_outputs(run, results.absolute(), run.exit_code), environment())

@@ -125,7 +125,7 @@ class Leaser:
 
         Args:
             directory: the lease directory; created if missing.
-            inspect: detects the machine, as :func:`disttest.host.devices.detect_machine` does.
+            inspect: detects the machine, as :func:`disttest.host.devices.detect.detect_machine` does.
             on_wait: called with the reason for waiting, whenever it changes.
             clock: a monotonic clock.
             sleep: waits some seconds.

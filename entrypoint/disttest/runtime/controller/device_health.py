@@ -18,8 +18,9 @@ from disttest.errors import InfrastructureError
 from disttest.host.devices.machine import Gpu, part_for
 from disttest.host.devices.usage import GpuWatch, gpu_leftover
 from disttest.host.fork_hazard import holds_gpu
-from disttest.host.preflight import Prover, Target, targets_of
-from disttest.host.preflight.steps import WORKER
+from disttest.host.preflight.messages import Target
+from disttest.host.preflight.prover import Prover
+from disttest.host.preflight.steps import WORKER, targets_of
 from disttest.host.proc import sees_host_pids
 from disttest.limits import DEVICE_POLL_S, GPU_PROOF_WAIT_S, GPU_RELEASE_S, GPU_SLOW_RELEASE_S, IDLE_S
 from disttest.model import Cause, Frozen, Outcome, Slot, TestResult

@@ -12,7 +12,7 @@ import msgspec
 from disttest.errors import JournalError, ReportError
 from disttest.host.leftovers.sweep import Sweep
 from disttest.outgoing import outgoing
-from disttest.reports import write_reports
+from disttest.reports.write import write_reports
 from disttest.results.conclusion import Conclusion, Process, conclude, facts_of
 from disttest.results.directory import ResultsDirectory
 from disttest.results.events import AnyEvent

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import msgspec
 
 from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
-from disttest.host.devices import Machine, detect_machine
+from disttest.host.devices.detect import detect_machine
 from disttest.host.devices.device_findings import Grade, driver_too_old, judge_machine, torch_refusal
-from disttest.host.devices.machine import is_slice
+from disttest.host.devices.machine import Machine, is_slice
 from disttest.host.devices.torch_facts import (
     TorchFacts,
     built_for,

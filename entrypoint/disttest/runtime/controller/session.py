@@ -17,7 +17,7 @@ import pytest
 
 from disttest.clock import monotonic
 from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
-from disttest.host.devices import detect_machine
+from disttest.host.devices.detect import detect_machine
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
 from disttest.limits import LEASE_WAIT_S, REFUSAL_S

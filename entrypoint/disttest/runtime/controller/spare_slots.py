@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import psutil
 
 from disttest.clock import monotonic
-from disttest.host.devices import Machine
+from disttest.host.devices.machine import Machine
 from disttest.host.idle_processors import Idleness
 from disttest.limits import SPARE_LOOK_S
 from disttest.model import Slot

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from planning_cases import slots
 
-from disttest.host.devices import Machine
-from disttest.host.devices.machine import CpuShare, Limits
+from disttest.host.devices.machine import CpuShare, Limits, Machine
 from disttest.host.idle_processors import Idleness
 from disttest.limits import SPARE_LOOK_S
 from disttest.model import Slot

@@ -25,7 +25,7 @@ from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec, new_run_id
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState, Launcher
 from disttest.extras.cluster.schedulers.pipes import room_for
-from disttest.host.devices import detect_machine
+from disttest.host.devices.detect import detect_machine
 from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.process import Child, signal_name
 from disttest.limits import DEADLINE_MARGIN_S, SUPERVISOR_CANCEL_S, TICK_S
