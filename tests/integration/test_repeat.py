@@ -15,6 +15,8 @@ from lab import Ended, Lab
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
 
+pytestmark = pytest.mark.forked_runs
+
 FAILS = """
     import pytest
 

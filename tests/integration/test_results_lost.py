@@ -12,6 +12,8 @@ from lab import Ended, Lab
 from disttest.model import Outcome
 from disttest.results.directory import REMOVED
 
+pytestmark = pytest.mark.forked_runs
+
 REMOVES = """
     import shutil, pytest
     import torch.distributed as dist

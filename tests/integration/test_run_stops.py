@@ -5,6 +5,8 @@ from lab import Ended, Lab
 
 from disttest.model import Outcome
 
+pytestmark = pytest.mark.forked_runs
+
 HEAD = """
     import os, sys, unittest
     import pytest, torch, torch.distributed as dist
