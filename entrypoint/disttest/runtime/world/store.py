@@ -17,6 +17,18 @@ def has_store() -> bool:
 
 # A port that is picked and released, as other harnesses do, collides with others. This socket never stops listening.
 # docs/decisions/0013-world-serves-the-store.md
+def open_rendezvous(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """Open the socket on which a store will be served.
+
+    Args:
+        address: address of this machine.
+        port: the port; 0 for the kernel's choice.
+    """
+    # The backlog holds the connections of all ranks until the store accepts them. The kernel drops those beyond it, and
+    # each dropped one is tried again a second later. The kernel's own limit is usually 4,096 as well.
+    return socket.create_server((address, port), backlog=4096)
+
+
 def host_store(listener: socket.socket | None) -> Any:
     """Serve the rendezvous store on a socket that has listened since before the first rank started.
 

@@ -44,7 +44,7 @@ from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judged_attempt import JudgedAttempt
 from disttest.runtime.world.judging import judge_with_plugins, representing_reports
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
-from disttest.runtime.world.store import has_store, host_store
+from disttest.runtime.world.store import has_store, host_store, open_rendezvous
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
 """Starts a rank from its specification, its end of the channel, and the descriptors that it must close."""
@@ -137,8 +137,7 @@ class WorldSupervisor:
 
     def _listen(self) -> socket.socket | None:
         """Open the rendezvous socket on a port of the kernel's choice; None where another node hosts it."""
-        # The backlog holds the connections of all ranks until the store accepts them.
-        return socket.create_server(("127.0.0.1", 0), backlog=512)
+        return open_rendezvous()
 
     def _own_ranks(self) -> range:
         """The ranks that this process starts."""

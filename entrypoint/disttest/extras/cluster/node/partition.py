@@ -73,6 +73,7 @@ from disttest.runtime.messages.protocol import (
     WorldOrder,
     WorldUp,
 )
+from disttest.runtime.world.store import open_rendezvous
 from disttest.runtime.world.world_supervisor import RankStarter
 
 PORT_ATTEMPTS = 5
@@ -354,7 +355,7 @@ def listen(address: str, ports: tuple[int, int]) -> socket.socket:
 def _listen_once(address: str, ports: tuple[int, int]) -> socket.socket:
     for port in range(ports[0], ports[1] + 1):
         try:
-            return socket.create_server((address, port), backlog=512)
+            return open_rendezvous(address, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
