@@ -11,6 +11,7 @@ from docker.errors import APIError
 from msgspec.structs import replace
 
 from disttest.errors import EngineError, UsageError
+from disttest.extras.container.command import take_secrets
 from disttest.extras.container.container_environment import choose_environment
 from disttest.extras.container.container_spec import LaunchSpec
 from disttest.extras.container.engine import (
@@ -380,3 +381,13 @@ def test_want_of_memory_that_is_reported_late(
         "disttest.extras.container.launching.sleep", lambda seconds: now_s.__setitem__(0, now_s[0] + seconds)
     )
     assert expected is ran_out_of_memory(KilledContainer(reported_at))  # type: ignore[arg-type]
+
+
+def test_secrets_are_taken_from_a_command_line():
+    words = ("ddp", "--mask", "a b", "--retries", "1", "--mask=c=d", "--masked", "--mask")
+
+    left, variables = take_secrets(words, {})
+
+    assert ("ddp", "--retries", "1", "--masked") == left
+    assert {"DISTTEST_MASK": "a b\nc=d"} == variables
+    assert (("ddp",), {}) == take_secrets(["ddp"], {})

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.errors import UsageError
-from disttest.extras.container.command import take_secrets
 from disttest.extras.container.container_environment import is_allowed
 from disttest.extras.github_action.step import (
     INPUTS,
@@ -166,13 +165,3 @@ def test_requirements_are_installed_by_a_launch_only() -> None:
         UsageError, match=r"input requirements: no container is started here, .*: install in a step before"
     ):
         step_arguments("run", values, in_place=True)
-
-
-def test_secrets_are_taken_from_a_command_line():
-    words = ("ddp", "--mask", "a b", "--retries", "1", "--mask=c=d", "--masked", "--mask")
-
-    left, variables = take_secrets(words, {})
-
-    assert ("ddp", "--retries", "1", "--masked") == left
-    assert {"DISTTEST_MASK": "a b\nc=d"} == variables
-    assert (("ddp",), {}) == take_secrets(["ddp"], {})
