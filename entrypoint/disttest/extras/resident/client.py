@@ -15,7 +15,7 @@ from pathlib import Path
 from disttest.descriptors import MOST_AT_ONCE
 from disttest.extras.resident.endpoint import ParentEndpoint, endpoint_of
 from disttest.extras.resident.fitness import variables_that_matter
-from disttest.extras.resident.handover import describe, first_of, follow, inheritable
+from disttest.extras.resident.handover import describe, follow, inheritable
 from disttest.extras.resident.limits import RESIDENT_ANSWER_S, RESIDENT_IDLE_S, RESIDENT_START_S
 from disttest.extras.resident.messages import (
     Ask,
@@ -28,7 +28,7 @@ from disttest.extras.resident.messages import (
 )
 from disttest.extras.resident.place import short
 from disttest.extras.resident.terms import ForkTerms
-from disttest.host.event_loop import NotedSignals
+from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.proc import identity_of, process_state
 from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.limits import KILL_S
@@ -234,7 +234,8 @@ def _ask(
         send_request(line, run, descriptors)
     except OSError:
         return None, []
-    is_answered = first_of(line, signals, limit_s=RESIDENT_START_S if is_new else RESIDENT_ANSWER_S)
+    limit_s = RESIDENT_START_S if is_new else RESIDENT_ANSWER_S
+    is_answered = line in wait_any(line, signals, timeout_s=limit_s)
     if (signum := signals.first()) is not None:
         return signum, []
     answered = receive_answer(line) if is_answered else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from disttest.descriptors import MOST_AT_ONCE, memory_file
 from disttest.extras.resident.limits import RESIDENT_ANSWER_S
 from disttest.extras.resident.place import folder_for, is_private, name_for, short
-from disttest.host.event_loop import NotedSignals
+from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.limits import KILL_S
 
 if TYPE_CHECKING:
@@ -153,16 +152,8 @@ def send_with_file(line: socket.socket, body: bytes, descriptors: Sequence[int] 
         os.close(file)
 
 
-def first_of(line: socket.socket, signals: NotedSignals, *, limit_s: float) -> bool:
-    """Whether there is data to read, before a signal comes and the time is over."""
-    poller = select.poll()
-    poller.register(line, select.POLLIN)
-    poller.register(signals, select.POLLIN)
-    return line.fileno() in {fd for fd, _ in poller.poll(limit_s * 1000)}
-
-
 def _first_word(line: socket.socket, signals: NotedSignals) -> tuple[dict[str, Any], list[int]]:
-    if not first_of(line, signals, limit_s=RESIDENT_ANSWER_S):
+    if line not in wait_any(line, signals, timeout_s=RESIDENT_ANSWER_S):
         return {}, []
     message, fds, _, _ = socket.recv_fds(line, _LARGEST, 1)
     return json.loads(message or b"{}"), list(fds)
@@ -190,27 +181,17 @@ def follow(line: socket.socket, run: int, signals: NotedSignals) -> int:
     Returns:
         The exit code of the run.
     """
-    poller = select.poll()
-    poller.register(line, select.POLLIN)
-    poller.register(signals, select.POLLIN)
     with _stopping_with(run):
-        while line.fileno() not in {fd for fd, _ in poller.poll()}:
+        while line not in wait_any(line, signals):
             if (signum := signals.first()) is not None:
                 _send(run, signum)
     with contextlib.suppress(ConnectionResetError):
         message = line.recv(_LARGEST)
-        _await_end(run)
+        wait_any(run, timeout_s=KILL_S)  # the locks of the process are free after its end
+        os.close(run)
         if message:
             return int(json.loads(message)["code"])
     return 128 + signal.SIGKILL  # the only end without a last message
-
-
-def _await_end(run: int) -> None:
-    """Wait for the end of the process: its locks are free then."""
-    poller = select.poll()
-    poller.register(run, select.POLLIN)
-    poller.poll(KILL_S * 1000)
-    os.close(run)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import gc
 import importlib
 import io
 import os
-import select
 import signal
 import socket
 import struct
@@ -51,6 +50,7 @@ from disttest.extras.resident.parts_board import PartsBoard
 from disttest.extras.resident.terms import ForkTerms
 from disttest.host.compute_threads import import_single_threaded
 from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
+from disttest.host.event_loop import wait_any
 from disttest.host.fork_hazard import fork_hazard
 from disttest.host.process import Child, Exit, fork_here, leave
 from disttest.options.environment import HASH_SEED, environment, hash_seed
@@ -113,11 +113,11 @@ class Parent:
     def serve(self) -> socket.socket | None:
         """Fork for each connection, and return it in the fork. Return None when it is time to end."""
         while True:
-            ready = self._wait()
+            ready = wait_any(self._listener, *self._children, timeout_s=self._idle_s)
             self._reap()
             if self.parts.missing():
                 self._import(self.parts.import_missing)
-            if self._listener.fileno() in ready:
+            if self._listener in ready:
                 # The fork reads the request, so a slow client never blocks the parent.
                 connection, _ = self._listener.accept()
                 child = fork_here()
@@ -130,12 +130,6 @@ class Parent:
             elif not ready and not self._children and self._retires():
                 return None
 
-    def _wait(self) -> set[int]:
-        poller = select.poll()
-        for fd in (self._listener.fileno(), *(child.fileno() for child in self._children)):
-            poller.register(fd, select.POLLIN)
-        return {fd for fd, _ in poller.poll(self._idle_s * 1000)}
-
     def _reap(self) -> None:
         ended = [child for child in self._children if child.poll() is not None]
         self._children = [child for child in self._children if child not in ended]
@@ -146,7 +140,7 @@ class Parent:
     def _retires(self) -> bool:
         """Remove the endpoint, unless a client has connected meanwhile."""
         with self._endpoint.locked():
-            if select.select([self._listener], [], [], 0)[0]:
+            if wait_any(self._listener, timeout_s=0):
                 return False
             self._endpoint.remove()
             return True

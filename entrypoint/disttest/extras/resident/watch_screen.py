@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import shutil
 import signal
 import sys
@@ -23,6 +22,7 @@ from disttest.extras.resident.handover import run_by_parent
 from disttest.extras.resident.limits import SAVED_POLL_S
 from disttest.extras.resident.saved_files import SavedFiles
 from disttest.extras.resident.touched import find_touched
+from disttest.host.event_loop import wait_any
 from disttest.host.process import Child, die_with_parent, end_all, fork_child, leave, outlive
 from disttest.limits import SUPERVISOR_CANCEL_S, TICK_S
 from disttest.options.environment import environment
@@ -119,12 +119,7 @@ class _Watch:
 
     def _wait(self) -> str:
         """Wait for a key, the end of a run, or the time of the next scan. Return the key, if any."""
-        poller = select.poll()
-        poller.register(0, select.POLLIN)
-        if self._child is not None:
-            poller.register(self._child, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(self._files.interval_s * 1000)}
-        if 0 not in ready:
+        if 0 not in wait_any(0, self._child, timeout_s=self._files.interval_s):
             return ""
         keys = os.read(0, _MOST_KEYS).decode(errors="replace")
         # Of keys in quick succession the last one counts: each run would only end the one before.
