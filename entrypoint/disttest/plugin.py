@@ -22,7 +22,7 @@ from disttest import __version__
 from disttest.errors import ExitCode, JournalError, UsageError
 from disttest.host.compute_threads import allow_threads, import_single_threaded
 from disttest.host.copies import note_original
-from disttest.host.fork_memory import is_frozen
+from disttest.host.fork_memory import freeze, is_frozen
 from disttest.host.imports import leave_before_older_destructors
 from disttest.host.process import awaitable_children, die_with_parent
 from disttest.host.versions import too_old
@@ -241,7 +241,7 @@ def _enable_gc() -> None:
     # Objects made meanwhile move to the oldest generation. Otherwise the next allocation would start a collection of
     # all of them.
     if not is_frozen():  # a command that was forked with torch imported has frozen it already
-        gc.freeze()
+        freeze()
         gc.unfreeze()
     gc.enable()
 
@@ -367,9 +367,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         run.close(session, int(exitstatus))
     if orders.order_of(session.config).is_supervised:
         # pytest is about to collect garbage several times, to find errors in objects that tests have left. Once finds
-        # all of them among torch's objects: https://github.com/pytest-dev/pytest/pull/12958
+        # all of them among torch's objects: https://github.com/pytest-dev/pytest/pull/12958. The interpreter's last
+        # collections, for which the command waits, are then short as well.
         gc.collect()
-        gc.freeze()
+        freeze()
 
 
 @pytest.hookimpl(trylast=True)
@@ -377,9 +378,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Mask values in files that pytest has written, and shorten the end of the process."""
     hide_in_own_files(config)
     if orders.order_of(config).is_supervised:
-        # The interpreter's last collections would walk all of torch for a third of a second, while the command
-        # waits. See https://docs.python.org/3/library/gc.html#gc.freeze.
-        gc.freeze()
         run = config.stash.get(RUN, None)
         if (note := config.stash.get(_LEAVING, None)) is not None:
             note.leaving(run.exit_blockers.describe() if run is not None else "a plugin")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import mmap
+import os
 import re
 from pathlib import Path
 
@@ -57,3 +59,24 @@ def test_it_is_done_once_when_many_forks_have_come(monkeypatch):
     for _ in range(100):
         fork_memory.before_forks(3)
     assert done == [True]
+
+
+@pytest.fixture
+def thawed():
+    yield
+    gc.unfreeze()
+
+
+def test_imports_see_one_thread_and_what_they_made_is_frozen(monkeypatch, thawed):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    assert not fork_memory.is_frozen()
+
+    with fork_memory.importing_for_forks():
+        made = [[]]
+        assert ("1", "1") == (os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"])
+        assert not fork_memory.is_frozen()
+
+    assert ("7", None) == (os.environ["OMP_NUM_THREADS"], os.environ.get("MKL_NUM_THREADS"))
+    assert fork_memory.is_frozen()
+    assert not any(each is made for each in gc.get_objects())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import importlib
 import io
 import os
@@ -48,10 +47,10 @@ from disttest.extras.resident.messages import (
 )
 from disttest.extras.resident.parts_board import PartsBoard
 from disttest.extras.resident.terms import ForkTerms
-from disttest.host.compute_threads import import_single_threaded
 from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
 from disttest.host.event_loop import wait_any
 from disttest.host.fork_hazard import fork_hazard
+from disttest.host.fork_memory import importing_for_forks
 from disttest.host.process import Child, Exit, fork_here, leave
 from disttest.options.environment import HASH_SEED, environment, hash_seed
 from disttest.plugin_manager import plugin_manager
@@ -97,16 +96,13 @@ class Parent:
 
     def _import(self, do: Callable[[], None]) -> None:
         """Import the modules, and check whether the process may still be forked."""
-        undo = [import_single_threaded(), check_by_nvml()]
+        undo = check_by_nvml()
         watch_cuda({})
-        do()
-        hazard = fork_hazard(on_gpus=True)
+        with importing_for_forks():
+            do()
+            hazard = fork_hazard(on_gpus=True)
         unwatch_cuda()
-        for each in undo:
-            each()
-        # Frozen objects stay out of garbage collection, which would copy their pages in each fork. See
-        # https://docs.python.org/3/library/gc.html#gc.freeze
-        gc.freeze()
+        undo()
         self.unfit = _unfit(hazard, self.folder, self.kept())
         self.loaded = Loaded()
 

@@ -154,7 +154,6 @@ class _State:
     """The state of this process before its first test."""
 
     def __init__(self, inheritance: Inheritance) -> None:
-        gc.freeze()
         self._facts = state_snapshot.read_state()
         self._inheritance = inheritance
         self.threads: tuple[str, ...] = ()

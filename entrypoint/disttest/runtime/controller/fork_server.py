@@ -12,7 +12,6 @@ leftovers. A new interpreter for each rank would cost an import of torch each.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import signal
@@ -25,8 +24,8 @@ from typing import NoReturn
 import msgspec
 
 from disttest import observe
-from disttest.host.compute_threads import import_single_threaded
 from disttest.host.cuda_touch import is_checked_by_nvml
+from disttest.host.fork_memory import importing_for_forks
 from disttest.host.process import Child, die_with_parent, end_all, fork_child, leave, spawn_child
 from disttest.limits import KILL_S, WORLD_START_S
 from disttest.outgoing import outgoing
@@ -92,20 +91,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parent, line_fd, ledger, nvml, recipe_file, *modules = arguments
     die_with_parent(int(parent))
     (inherit_stay_off_cuda if nvml else stay_off_cuda)()
-    # A thread pool that an import starts would make the process unsafe to fork:
-    # https://github.com/pytorch/pytorch/issues/17199
-    undo = import_single_threaded()
-    for name in ("pytest", *modules):
-        importlib.import_module(name)
-    observe.prepare()
-    state_snapshot.prepare()
-    undo()
-    plugin_manager()  # installs the filter of outgoing texts
+    with importing_for_forks():
+        for name in ("pytest", *modules):
+            importlib.import_module(name)
+        observe.prepare()
+        state_snapshot.prepare()
+        plugin_manager()  # installs the filter of outgoing texts
     if ledger:
         outgoing.share(int(ledger))
     recipe = msgspec.json.decode(Path(recipe_file).read_bytes(), type=Recipe)
-    # Keeps the collector from writing to the pages that forks share: https://github.com/python/cpython/issues/75739
-    gc.freeze()
 
     def collect(question: Collect, own_line: int) -> None:
         files = msgspec.json.decode(Path(question.modules).read_bytes(), type=tuple[str, ...])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 from disttest.host.compute_threads import limit_threads
 from disttest.host.fork_hazard import holds_gpu
+from disttest.host.fork_memory import freeze
 from disttest.host.other_threads import threads
 from disttest.host.process import Child
 from disttest.limits import COLLECT_S, KILL_S
@@ -245,7 +245,7 @@ def serve_collected(session: pytest.Session, order: ForkSourceOrder, hazards: Ha
     Path(order.answer).write_bytes(msgspec.json.encode(CollectedFile(hazards=hazards, tests=tuple(items))))
     _rest_pools()
     state_snapshot.look_before_forks()
-    gc.freeze()
+    freeze()
     line = socket.socket(fileno=order.line_fd)
     line.send(b"collected")
     serve_line(line, lambda _: ForkStarter(session, items))

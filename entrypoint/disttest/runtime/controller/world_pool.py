@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ from disttest.clock import monotonic
 from disttest.errors import ProtocolError
 from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.event_loop import EventLoop, wait_any
-from disttest.host.fork_memory import before_forks, is_frozen
+from disttest.host.fork_memory import before_forks, freeze, is_frozen
 from disttest.host.oom import own_cgroups
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, fork_child
 from disttest.limits import (
@@ -142,11 +141,7 @@ class WorldPool:
 
     @contextlib.contextmanager
     def adopting_orphans(self) -> Iterator[None]:
-        """Adopt the processes that worlds leave behind, and let none of them outlive this context.
-
-        Current objects are frozen (:func:`gc.freeze`) for good, so that forks share their pages. Garbage stays too: a
-        collection would take longer than a small suite, and there is little.
-        """
+        """Adopt the processes that worlds leave behind, and let none of them outlive this context."""
         self._spared = children_of()
         adopt_orphans()
         # Look them up once, for all worlds.
@@ -154,7 +149,7 @@ class WorldPool:
         state_snapshot.look_before_forks()
         # In a fork of a process that imported torch earlier, torch is frozen already.
         if not is_frozen():
-            gc.freeze()
+            freeze()
         try:
             yield
         finally:
