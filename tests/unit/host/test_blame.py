@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def test_a_collective_that_is_explained_condemns_only_the_culprit():
     assert blamed(check(1), check(0, 1, 2)) == {"gpu:1"}
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda p: p[0] < p[1]), max_size=28))
 def test_every_failing_pair_is_explained_and_not_everybody_is_blamed(pairs):
     found = blamed(*(check(*pair) for pair in pairs))

@@ -490,6 +490,7 @@ def test_neither_gpus_nor_the_cpu_idle_for_the_sake_of_the_other(
         scheduler.ended(ended)
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @settings(max_examples=100)
 @given(
     width=st.integers(2, 6),
@@ -529,6 +530,7 @@ def test_no_batch_waits_for_ever_while_it_could_run(width: int, stream: list, de
     pytest.fail("it still waits")
 
 
+@pytest.mark.slow("hypothesis draws many examples")
 @settings(max_examples=60)
 @given(drawn=Batches)
 def test_equal_input_gives_equal_decisions(drawn: list) -> None:

@@ -82,6 +82,7 @@ def test_create_device() -> None:
     assert helpers.create_device(interface="lo") is not None
 
 
+@pytest.mark.slow("six variants of sparse tensors for three ranks")
 @pytest.mark.covers("HN-063")
 @pytest.mark.parametrize("num_inputs", [1, 2])
 def test_sparse_inputs_sum_to_what_is_expected(num_inputs) -> None:
