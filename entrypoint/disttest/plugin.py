@@ -1,6 +1,7 @@
 """The pytest plugin: options, marks, the ``world`` fixture, and the loop that passes tests to worlds.
 
-Each hook is a few lines that call into other packages. PYTEST_DONT_REWRITE: its assertions are not rewritten.
+Each hook is a few lines that call into other packages. A pytest process can have the roles that
+:mod:`disttest.runtime.controller.orders` lists. PYTEST_DONT_REWRITE: its assertions are not rewritten.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from _pytest.terminal import TerminalReporter
 
 from disttest import __version__
 from disttest.errors import ExitCode, JournalError, UsageError
-from disttest.host.compute_threads import allow_threads, import_single_threaded
+from disttest.host.compute_threads import import_single_threaded
 from disttest.host.copies import note_original
 from disttest.host.fork_memory import freeze, is_frozen
 from disttest.host.imports import leave_before_older_destructors
@@ -33,7 +34,7 @@ from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import early_skips, orders
 from disttest.runtime.controller.expand import expand, expand_late, make_ids_unique, repeat_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
-from disttest.runtime.controller.ordinary import stop_of_test
+from disttest.runtime.controller.ordinary import be_an_ordinary_process, run_ordinary
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RUN, RunSession, inherit_results
@@ -41,7 +42,7 @@ from disttest.runtime.controller.session_options import ASKED, check_reports, ha
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import declare_marks, has_to_do_with_worlds
 from disttest.runtime.messages.leaving import LeaveNote
-from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
+from disttest.runtime.rank.child import stay_off_cuda
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
@@ -273,19 +274,20 @@ def _run_tests(session: pytest.Session) -> bool | None:
     # Ordinary tests may start threads and touch CUDA in this process, after which forking it is unsafe.
     run = session.config.stash[RUN]
     run.leave_if_copy()
-    if isinstance(run.rank_order, orders.ForkSourceOrder):
-        from disttest.runtime.controller.fork_sources import serve_collected
+    match run.rank_order:
+        case orders.RankOrder() as order:
+            from disttest.runtime.controller.starters import run_as_rank
 
-        serve_collected(session, run.rank_order, run.hazard_watch.judge(on_gpus=run.host.device != "cpu"))
-    if run.rank_order is not None:
-        from disttest.runtime.controller.starters import run_as_rank
+            run_as_rank(session, order, run.errors)
+        case orders.ForkSourceOrder() as order:
+            from disttest.runtime.controller.fork_sources import serve_collected
 
-        run_as_rank(session, run.rank_order, run.errors)
+            serve_collected(session, order, run.hazard_watch.judge(on_gpus=run.host.device != "cpu"))
     if plugin_manager().call("disttest_run_session", session=session):
         return True
     apart = run.recorder is not None and run.devices is not None
     if not run.runs_tests or session.config.option.collectonly or not apart:
-        _be_an_ordinary_process()
+        be_an_ordinary_process()
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
         return None  # pytest's own loop reports collection errors
@@ -294,17 +296,17 @@ def _run_tests(session: pytest.Session) -> bool | None:
         reporter.showfspath = False  # parallel worlds would print a file name for every dot
     from disttest.runtime.controller.out_of_process import DeadlinePassed, RunStopped, run_out_of_process
 
-    was_frozen = is_frozen()
+    was_frozen, note = is_frozen(), functools.partial(_note, session.config)
     try:
         with awaitable_children():
-            run_out_of_process(session, run, functools.partial(_note, session.config))
+            run_out_of_process(session, run, note)
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
     except RunStopped as stopped:
         run.stop(stopped.stop.reason)
         pytest.exit(run.reason, returncode=stopped.stop.exit_code)
-    _run_ordinary(session, run, thaw=not was_frozen)
+    run_ordinary(session, run, note, thaw=not was_frozen)
     return True
 
 
@@ -315,40 +317,6 @@ def _journal_is_written() -> Iterator[None]:
         yield
     except JournalError as error:
         pytest.exit(f"disttest: {error}", returncode=error.exit_code)
-
-
-def _be_an_ordinary_process() -> None:
-    """Undo the measures that kept this process fit to be forked. Ordinary tests run as they would without the plugin."""
-    allow_threads()
-    use_cuda_freely()
-
-
-def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> None:
-    items = [item for item, _ in run.ordinary]
-    if not items:
-        # Plugins may use CUDA at the end of the session. No test computes any more, so threads stay limited.
-        use_cuda_freely()
-        return
-    _be_an_ordinary_process()
-    if thaw:
-        gc.unfreeze()
-    plugin_manager().call("disttest_ordinary_tests_begin", options=run.options)
-    for index, item in enumerate(items):
-        following = items[index + 1] if index + 1 < len(items) else None
-        _note(item.config, f"running {item.nodeid}")
-        try:
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        except (pytest.exit.Exception, KeyboardInterrupt) as error:
-            run.leave_if_copy()
-            if (stop := stop_of_test(error)) is None:
-                raise
-            run.stop(f"{item.nodeid} ended the run: {stop.reason}")
-            pytest.exit(run.reason, returncode=stop.exit_code)
-        run.leave_if_copy()
-        if session.shouldfail:
-            raise session.Failed(session.shouldfail)
-        if session.shouldstop:
-            raise session.Interrupted(session.shouldstop)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_sessionfinish")

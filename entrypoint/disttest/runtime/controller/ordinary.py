@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import dis
+import gc
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from _pytest.junitxml import xml_key
 
+from disttest.host.compute_threads import allow_threads
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.outgoing import shorten
+from disttest.plugin_manager import plugin_manager
 from disttest.results.verdict import NOT_RUN
 from disttest.runtime.controller.pytest_reports import RERUN
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.messages.protocol import RunStop, clean_text
 from disttest.runtime.messages.raised import describe_raised, failed_outcome, first_exit, stop_of
 from disttest.runtime.rank.bridge import longrepr_text, message_of, outcome_of
+from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.recording import TestRecorder
+
+if TYPE_CHECKING:
+    from disttest.runtime.controller.session import RunSession
 
 NOT_RETRIED = (
     "--retries is for tests with a world, which get a new one: ordinary tests run in the pytest process, where "
@@ -187,3 +195,40 @@ def _counted_outcome(report: pytest.TestReport) -> Outcome | None:
     is_subtest = hasattr(report, "context")
     too_late = report.when == "teardown" and outcome is Outcome.SKIPPED
     return None if (is_subtest and not outcome.is_bad) or too_late else outcome
+
+
+def be_an_ordinary_process() -> None:
+    """Undo the measures that kept this process fit to be forked. Ordinary tests run as they would without the plugin."""
+    allow_threads()
+    use_cuda_freely()
+
+
+def run_ordinary(
+    session: pytest.Session, run: RunSession, note: Callable[[str], None], *, thaw: bool
+) -> None:
+    """Run them; ``note`` records the activity of this process, ``thaw`` lets the collector see the objects at fork time."""
+    items = [item for item, _ in run.ordinary]
+    if not items:
+        # Plugins may use CUDA at the end of the session. No test computes any more, so threads stay limited.
+        use_cuda_freely()
+        return
+    be_an_ordinary_process()
+    if thaw:
+        gc.unfreeze()
+    plugin_manager().call("disttest_ordinary_tests_begin", options=run.options)
+    for index, item in enumerate(items):
+        following = items[index + 1] if index + 1 < len(items) else None
+        note(f"running {item.nodeid}")
+        try:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            run.leave_if_copy()
+            if (stop := stop_of_test(error)) is None:
+                raise
+            run.stop(f"{item.nodeid} ended the run: {stop.reason}")
+            pytest.exit(run.reason, returncode=stop.exit_code)
+        run.leave_if_copy()
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
