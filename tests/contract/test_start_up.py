@@ -52,6 +52,15 @@ def test_nothing_heavy_is_imported_until_it_is_needed(word) -> None:
     assert [] == [name for name in HEAVY if name in loaded]
 
 
+def test_a_command_that_starts_pytest_does_not_import_it() -> None:
+    code = "import sys, disttest.cli.run_tests, disttest.runtime.supervisor.listing; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    loaded = ended.stdout.split()
+    assert "disttest.runtime.controller.orders" in loaded
+    assert [] == [name for name in ("pytest", "torch", "numpy") if name in loaded]
+
+
 def test_a_command_that_an_extra_takes_over_early_imports_next_to_nothing(tmp_path: Path) -> None:
     code = "import sys, disttest.__main__ as command; command._run_early(); print(*sys.modules)"
     ended = subprocess.run(

@@ -19,16 +19,21 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import pytest
+
+# The public pytest.StashKey would import all of pytest (0.1 s) in the command, which writes orders and reads none.
+from _pytest.stash import StashKey
 
 from disttest.descriptors import memory_file
 from disttest.model import Frozen, RunPart
 from disttest.outgoing import outgoing
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.rank.rank_spec import RankSpec
+
+if TYPE_CHECKING:
+    import pytest
 
 T = TypeVar("T")
 
@@ -108,7 +113,7 @@ class ForkSourceOrder(Order, tag="fork_source", kw_only=True):
 
 
 AnyOrder = ControllerOrder | ListerOrder | PluginOrder | RankOrder | ForkSourceOrder
-_ORDER = pytest.StashKey[AnyOrder]()
+_ORDER = StashKey[AnyOrder]()
 
 
 def write_order(order: AnyOrder, ledger: int) -> int:
@@ -175,6 +180,8 @@ def _read_order(fd: int) -> AnyOrder:
         data = Path(f"/proc/self/fd/{fd}").read_bytes()
         order: AnyOrder = msgspec.json.decode(data, type=AnyOrder, dec_hook=_decode_path)
     except (OSError, msgspec.DecodeError) as error:
+        import pytest
+
         raise pytest.UsageError(f"{FLAG}={fd} is not an order of this process: {error}") from None
     os.close(fd)
     return order
