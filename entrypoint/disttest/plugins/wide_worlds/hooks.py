@@ -14,7 +14,7 @@ MOST_CONNECTED = 64
 """Ranks of the largest world that gloo connects completely when it starts.
 
 Both ways of connecting take the same CPU time up to 64 ranks: 4.8 s for the whole world. At 128 ranks the mesh takes 12.4 s
-instead of 9.5 s, and at 256 ranks 33 s instead of 17 s (`python bench/wide.py --sizes 64,128,256 --lazy 1`).
+instead of 9.5 s (`python bench/wide.py --sizes 64,128 --lazy 1`). At 256 ranks a run takes 38 s instead of 21.5 s.
 """
 
 
