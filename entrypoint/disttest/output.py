@@ -90,6 +90,7 @@ class Outlet(io.RawIOBase):
             until_s: end of the wait on the monotonic clock.
             wake: descriptor that ends the wait when it becomes readable.
         """
+        # The event loop belongs to a higher layer; this module imports nothing of the host.
         poller = select.poll()
         if wake >= 0:
             poller.register(wake, select.POLLIN)

@@ -1,4 +1,4 @@
-"""The event loop: the only module in which processes of disttest wait for several events.
+"""The event loop: the module in which the processes of disttest wait for several events.
 
 A source is an object whose descriptor becomes readable at an event: a pipe, a socket, a child (at its end), or
 :class:`NotedSignals` (at a signal). :func:`wait_any` waits once and returns the ready sources. :class:`EventLoop` keeps
