@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +95,16 @@ def test_the_polluter_is_found_and_the_printed_command_fails(lab):
     assert (found["cause"], found["by"]) == ("order of tests", "after others"), ended.output
     assert "run test_mine.py::test_a test_mine.py::test_x" in found["command"]
     assert lab.run(*found["command"].split()[1:]).exit_code == 1
+
+
+def test_the_seed_of_a_planted_test_is_found_and_the_printed_command_fails(lab):
+    planted = (Path(__file__).parents[1] / "planted_flaky" / "seed.py").read_text()
+    lab.write(test_mine=planted)
+    ended = lab.run("flaky", "test_mine.py::test_python", "--json", "found.json")
+    (found,) = json.loads((lab.folder / "found.json").read_text())["tests"]
+
+    assert found["cause"] == "seed", ended.output
+    assert lab.run(*shlex.split(found["command"])[1:]).exit_code == 1
 
 
 def test_until_fail_stops_at_a_failure_of_a_test_in_quarantine_too(lab):
