@@ -184,6 +184,19 @@ def test_the_other_test_that_breaks_a_test_is_found(polluter):
     assert found.smallest == Trial(words=AFTER.strengths[0], before=(polluter,))
 
 
+def test_other_tests_that_fail_are_left_out_since_they_end_the_processes():
+    class Ending(Simulated):
+        def attempt(self, trial: Trial) -> Outcomes:
+            outcomes = super().attempt(trial)
+            return Outcomes(failed=outcomes.failed, broken=tuple({"c"} & {*trial.before}))
+
+    found = Ending(lambda trial, _number: "a" in trial.before and "c" not in trial.before).measure()
+
+    assert found.verdict.cause is Cause.ORDER
+    assert found.smallest is not None
+    assert found.smallest.before == ("a",)
+
+
 def test_two_tests_that_break_a_test_together_are_kept():
     found = Simulated(lambda trial, _number: {"a", "d"} <= {*trial.before}).measure()
 

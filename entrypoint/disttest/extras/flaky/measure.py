@@ -41,6 +41,8 @@ class Outcomes(Frozen):
     failed: Mapping[int, bool] = {}
     """Number of each repetition that ran, from 1, and whether it failed."""
     spoiled: int = 0
+    broken: tuple[str, ...] = ()
+    """Other tests that failed."""
 
     @property
     def tally(self) -> Tally:
@@ -147,7 +149,14 @@ class Measurement:
                 self._run(row.name, Trial(words=row.strengths[0], times=times, seed=seed))
 
     def _run_after_others(self, seed: int) -> None:
-        for number in range(CONFIRMATIONS):
+        # A test that fails ends its processes, so those after it would run without the others.
+        while self._others:
+            probe = self._attempt(Trial(words=AFTER.strengths[0], seed=seed, before=self._others))
+            kept = tuple(each for each in self._others if each not in probe.broken)
+            if kept == self._others:
+                break
+            self._others = kept
+        for number in range(CONFIRMATIONS if self._others else 0):
             # Each with another seed: the same one would fail as often by itself.
             trial = Trial(words=AFTER.strengths[0], seed=seed + number, before=self._others)
             tally = self._run(AFTER.name, trial).tally

@@ -86,16 +86,18 @@ def outcomes_of(run: RunResult, nodeid: str) -> Outcomes:
     """Return the outcome of each repetition of a test in a run."""
     failed: dict[int, bool] = {}
     spoiled = 0
+    broken = []
     for test in run.tests:
         name, _, number = test.test.nodeid.removeprefix(nodeid).partition("#")
         if name or not test.test.nodeid.startswith(nodeid):
+            broken += [test.test.selected_by] * test.final.outcome.is_bad
             continue
         if _is_spoiled(test):
             # Tests that a run had no time for are of the same kind.
             spoiled += run.exit_code in (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INFRASTRUCTURE)
         elif test.final.outcome.has_run:
             failed[int(number or 1)] = test.final.outcome.is_bad or is_quarantined(test)
-    return Outcomes(failed=failed, spoiled=spoiled)
+    return Outcomes(failed=failed, spoiled=spoiled, broken=tuple(broken))
 
 
 def _is_spoiled(test: TestOutcome) -> bool:
