@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import docker
+import psutil
 from docker.errors import DockerException, ImageNotFound
 
 from disttest.extras.emulated_gpus.build import default_cache
@@ -121,8 +122,21 @@ def own_engine(data_root: Path, *, takes_gpus: bool = True, holds: Sequence[int]
             yield engine
         finally:
             stop_daemon(daemon)
-            # A container in the host's network leaves a mount of it.
-            subprocess.run(["umount", f"{folder}/exec/netns/default"], check=False, capture_output=True)
+            _end_containers(Path(folder), data_root)
+
+
+def _end_containers(folder: Path, data_root: Path) -> None:
+    """End the containers that a killed engine has left, and undo its mounts: a container in the host's network has one, too."""
+    for process in psutil.process_iter(["name", "cmdline"]):
+        shim, words = process.info["name"] or "", process.info["cmdline"] or []
+        if shim.startswith("containerd-shim") and any(word.startswith(f"{folder}/") for word in words):
+            for each in [*process.children(recursive=True), process]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in reversed(points):
+        if Path(point).is_relative_to(folder) or Path(point).is_relative_to(data_root):
+            subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
 
 
 def start_daemon(
