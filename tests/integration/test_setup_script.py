@@ -47,7 +47,7 @@ def test_its_failure_is_told_with_its_last_lines(lab: Lab, outputs: Path) -> Non
     assert told.startswith(
         "--setup set up.sh ended with exit code 3, so no test was run; its last lines:\n  90\n"
     )
-    assert told.endswith("\n  100\n  *** is missing\n")
+    assert told.endswith("\n  100\n  *** is missing\ndisttest: what to do: disttest explain setup-failed\n")
     assert "hunter22" not in ended.output
     assert "exit-code" in outputs.read_text()
     assert not ended.results.exists()
