@@ -51,6 +51,14 @@ def test_what_passes_then_is_named_however_many_share_a_run(tmp_path: Path) -> N
     ]
 
 
+def test_warnings_that_name_a_test_are_no_tests(tmp_path: Path) -> None:
+    warns = "import warnings\nwarnings.warn('in\\n  Test: other.py::test_2')\n"
+    done = retried(tmp_path, warns + FLAKY + TEST.format(number=0))
+
+    assert 0 == done.returncode, done.stdout
+    assert "test_0.py::test_0\n" == (tmp_path / "ledger").read_text()
+
+
 def test_what_fails_again_is_red(tmp_path: Path) -> None:
     done = retried(tmp_path, FLAKY + TEST.format(number=0), "def test_always(): assert False")
 

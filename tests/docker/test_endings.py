@@ -174,7 +174,7 @@ def test_each_row_has_its_scene() -> None:
     assert [row.event for row in read_rows()] == list(SCENES)
 
 
-@pytest.mark.parametrize("row", read_rows(), ids=lambda row: row.event.replace(" ", "-"))
+@pytest.mark.parametrize("row", list(read_rows()), ids=lambda row: row.event.replace(" ", "-"))
 def test_an_ending_is_what_the_page_says(
     row: Row, job: Job, image: str, engine: Engine, tmp_path: Path
 ) -> None:
