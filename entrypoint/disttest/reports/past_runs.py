@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from disttest.reports import aggregates
 from disttest.results.fold import RunResult
 
 RED = ("failed", "infrastructure")
@@ -76,6 +75,8 @@ def words_of_streak(past: Sequence[tuple[str, str]], *, is_red: bool) -> str:
 
 def point(run: RunResult) -> Point:
     """Compute the figures of a run for a trend."""
+    from disttest.reports import aggregates
+
     tally = aggregates.tally(run)
     ran = max(1, tally.total - tally.left_out)
     return Point(
@@ -92,6 +93,9 @@ def point(run: RunResult) -> Point:
 
 def past_run(run: RunResult) -> PastRun:
     """Reduce a run to the data that later runs show."""
+    # Needs the options of all plugins, and plugins import this module while they load.
+    from disttest.reports import aggregates
+
     kinds = {test.test.nodeid: aggregates.classify(test) for test in run.tests}
     return PastRun(started_at_s=run.started_at_s, point=point(run), kinds=kinds)
 
