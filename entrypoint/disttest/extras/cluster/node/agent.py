@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -48,6 +48,7 @@ from disttest.extras.cluster.protocol.wire import (
 from disttest.host.descendants import kill_descendants
 from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.lines import Lines
+from disttest.host.oom import Shortage
 from disttest.host.process import Child, adopt_orphans, end_all, signal_name
 from disttest.limits import TICK_S
 from disttest.options.environment import add_to_environment
@@ -74,8 +75,8 @@ class Work(Protocol):
     def cancel(self, reason: str) -> None:
         """Ask the work to end."""
 
-    def exit_reason(self) -> str:
-        """Return why it ended irregularly; empty if it did not."""
+    def exit_reason(self, shortages: Iterable[str]) -> str:
+        """Return why it ended irregularly, with the limits that were reached; empty if it did not."""
 
 
 class Agent:
@@ -89,6 +90,7 @@ class Agent:
         self._reason = ""
         self._client_gone = False
         self._heard_s = self._said_s = monotonic()
+        self._shortage = Shortage()
         self._cancelled_s: float | None = None
         # The agent uses one loop without threads, so no read or write may block.
         os.set_blocking(0, False)
@@ -174,7 +176,7 @@ class Agent:
             self._check_client()
             self._end_if_asked(work)
         self._pass_on(work)
-        self._reason = self._reason or work.exit_reason()
+        self._reason = self._reason or work.exit_reason(self._shortage.notes())
 
     def _is_ending(self, line: bytes) -> bool:
         order = decode_order(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -169,10 +169,10 @@ class LeaseWork:
         del reason
         self.child.signal(signal.SIGTERM)
 
-    def exit_reason(self) -> str:
-        """Return the output of a run that ended without events of tests."""
+    def exit_reason(self, shortages: Iterable[str]) -> str:
+        """Return the output of a run that ended without events of tests, with the limits that were reached."""
         ended = self.child.poll()
         if ended is None or self._ready:
             return ""
         tail = self._output.read_text(errors="replace")[-_TAIL:] if self._output.exists() else ""
-        return f"the run on node {self._assignment.host} ended with {ended}:\n{tail}"
+        return f"the run on node {self._assignment.host} ended with {'; '.join((str(ended), *shortages))}:\n{tail}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -102,10 +102,10 @@ class PartitionWork:
         """Ask it to end its world, with evidence."""
         self.handle_order(msgspec.json.encode(CancelJob(reason=reason)))
 
-    def exit_reason(self) -> str:
-        """Return why it ended irregularly; empty if it did not."""
+    def exit_reason(self, shortages: Iterable[str]) -> str:
+        """Return why it ended irregularly, with the limits that were reached; empty if it did not."""
         ended = self.child.poll()
         if ended is None or ended.code in (0, 1, 5):
             return ""
         tail = self._output.read_text(errors="replace")[-_TAIL:] if self._output.exists() else ""
-        return f"pytest on node {self._assignment.host} ended with {ended}:\n{tail}"
+        return f"pytest on node {self._assignment.host} ended with {'; '.join((str(ended), *shortages))}:\n{tail}"
