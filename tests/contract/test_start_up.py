@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,21 @@ def test_what_runs_worlds_is_imported_for_who_asks_before_any_conftest(tmp_path,
     assert "disttest.plugin" in loaded["before:"]
     at = "before:" if asks else "after:"
     assert (list(OF_WORLDS) if asks else []) == [name for name in OF_WORLDS if name in loaded[at]]
+
+
+def test_names_that_the_page_gives_plugins_without_a_star_load_without_the_options_of_all_plugins() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "write-a-plugin.md").read_text()
+    names = set(re.findall(r"`(disttest\.[\w.]+)`(?!\\\*)", page[page.index("| to add |") :]))
+    code = """
+import pkgutil, sys
+for name in sys.argv[1:]:
+    pkgutil.resolve_name(name)
+    if "disttest.options.registry" in sys.modules:
+        sys.exit(name)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *sorted(names)], capture_output=True, text=True, check=False
+    )
+
+    assert len(names) > 10
+    assert (ended.returncode, ended.stderr) == (0, "")
