@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -49,19 +49,25 @@ from disttest.host.descendants import kill_descendants
 from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.lines import Lines
 from disttest.host.oom import Shortage
-from disttest.host.process import Child, adopt_orphans, end_all, signal_name
+from disttest.host.process import Child, Exit, adopt_orphans, end_all, signal_name
 from disttest.limits import TICK_S
 from disttest.options.environment import add_to_environment
 from disttest.runtime.messages.protocol import Message
 
 _CHUNK = 1 << 16
+_TAIL = 4096
+"""Characters of the output that a reason quotes."""
 _CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Work(Protocol):
     """Work that an agent supervises."""
 
+    title: str
+    """The process, for messages."""
     child: Child
+    output: Path
+    """File with its output."""
 
     def lines(self) -> Iterator[bytes]:
         """Yield messages (as JSON) to pass on."""
@@ -75,8 +81,8 @@ class Work(Protocol):
     def cancel(self, reason: str) -> None:
         """Ask the work to end."""
 
-    def exit_reason(self, shortages: Iterable[str]) -> str:
-        """Return why it ended irregularly, with the limits that were reached; empty if it did not."""
+    def has_failed(self, ended: Exit) -> bool:
+        """Return whether it ended irregularly."""
 
 
 class Agent:
@@ -176,7 +182,16 @@ class Agent:
             self._check_client()
             self._end_if_asked(work)
         self._pass_on(work)
-        self._reason = self._reason or work.exit_reason(self._shortage.notes())
+        self._reason = self._reason or self._exit_reason(work)
+
+    def _exit_reason(self, work: Work) -> str:
+        """Return why the work ended irregularly, with the limits that it reached; empty if it did not."""
+        ended = work.child.poll()
+        if ended is None or not work.has_failed(ended):
+            return ""
+        tail = work.output.read_text(errors="replace")[-_TAIL:] if work.output.exists() else ""
+        words = "; ".join((str(ended), *self._shortage.notes()))
+        return f"{work.title} on node {self._assignment.host} ended with {words}:\n{tail}"
 
     def _is_ending(self, line: bytes) -> bool:
         order = decode_order(line)

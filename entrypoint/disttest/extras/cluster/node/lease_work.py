@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.extras.cluster.protocol.wire import JournalLine, NodeReady
 from disttest.host.lines import Lines
-from disttest.host.process import spawn_child
+from disttest.host.process import Exit, spawn_child
 from disttest.model import Outcome, TestCase, TestResult
 from disttest.options.registry import RUN_OPTIONS
 from disttest.planning.timings import UNKNOWN_S
@@ -37,7 +37,6 @@ from disttest.results.events import (
 from disttest.results.journal import FILE_NAME, run_clock
 from disttest.runtime.messages.protocol import Message
 
-_TAIL = 4096
 _HEAD = (RunStarted, TestCollected, CollectionFailed, Noted)
 """Events before the first test runs."""
 
@@ -61,11 +60,13 @@ def timings_journal(job: JobSpec) -> bytes:
 class LeaseWork:
     """``disttest run`` on this node, for the tests of the job."""
 
+    title = "the run"
+
     def __init__(self, job: JobSpec, assignment: NodeAssignment, folder: Path) -> None:
         self._job = job
         self._assignment = assignment
         self._results = folder / "results"
-        self._output = folder / "run.log"
+        self.output = folder / "run.log"
         self._clock = run_clock()
         self._offset = 0
         self._read = Lines()
@@ -75,7 +76,7 @@ class LeaseWork:
         self._ready = False
         only = folder / "tests.json"
         only.write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
-        log = append_to(self._output)
+        log = append_to(self.output)
         settings = {
             option.variable: job.flags[option.field]
             for option in RUN_OPTIONS
@@ -169,10 +170,7 @@ class LeaseWork:
         del reason
         self.child.signal(signal.SIGTERM)
 
-    def exit_reason(self, shortages: Iterable[str]) -> str:
-        """Return the output of a run that ended without events of tests, with the limits that were reached."""
-        ended = self.child.poll()
-        if ended is None or self._ready:
-            return ""
-        tail = self._output.read_text(errors="replace")[-_TAIL:] if self._output.exists() else ""
-        return f"the run on node {self._assignment.host} ended with {'; '.join((str(ended), *shortages))}:\n{tail}"
+    def has_failed(self, ended: Exit) -> bool:
+        """Return whether it ended without events of tests."""
+        del ended
+        return not self._ready

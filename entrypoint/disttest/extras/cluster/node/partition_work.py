@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from disttest.extras.cluster.node.partition import PartitionOrder
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.extras.cluster.protocol.wire import CancelJob
 from disttest.host.lines import Lines
-from disttest.host.process import spawn_child
+from disttest.host.process import Exit, spawn_child
 from disttest.options.environment import hash_seed
 from disttest.planning.targets import resolve_targets
 from disttest.runtime.controller.orders import PluginOrder, Shared, given_order
@@ -25,16 +25,16 @@ from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.supervisor.run_supervisor import pytest_command
 
 _CHUNK = 1 << 16
-_TAIL = 4096
 
 
 class PartitionWork:
     """A pytest process for a node's part of worlds (see :mod:`disttest.extras.cluster.node.partition`)."""
 
+    title = "pytest"
+
     def __init__(self, job: JobSpec, assignment: NodeAssignment, folder: Path) -> None:
         self._job = job
-        self._assignment = assignment
-        self._output = folder / "pytest.log"
+        self.output = folder / "pytest.log"
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._said = Lines()
         self._at_end = False
@@ -50,7 +50,7 @@ class PartitionWork:
                 "no:cacheprovider",
             ],
         )
-        log = append_to(self._output)
+        log = append_to(self.output)
         seed = hash_seed(int(job.flags.get("seed", "") or 0))  # the same on all nodes
         order = PluginOrder(
             shared=Shared(
@@ -102,10 +102,6 @@ class PartitionWork:
         """Ask it to end its world, with evidence."""
         self.handle_order(msgspec.json.encode(CancelJob(reason=reason)))
 
-    def exit_reason(self, shortages: Iterable[str]) -> str:
-        """Return why it ended irregularly, with the limits that were reached; empty if it did not."""
-        ended = self.child.poll()
-        if ended is None or ended.code in (0, 1, 5):
-            return ""
-        tail = self._output.read_text(errors="replace")[-_TAIL:] if self._output.exists() else ""
-        return f"pytest on node {self._assignment.host} ended with {'; '.join((str(ended), *shortages))}:\n{tail}"
+    def has_failed(self, ended: Exit) -> bool:
+        """Return whether pytest ended otherwise than after tests, or without any."""
+        return ended.code not in (0, 1, 5)
