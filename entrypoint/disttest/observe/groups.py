@@ -123,5 +123,14 @@ def _queues(pg: dist.ProcessGroup) -> bool:
         return False
 
 
+def living_groups() -> dict[dist.ProcessGroup, str]:
+    """Return the process groups of this process with torch's names of them; empty without a default group."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not c10d.is_initialized():
+        return {}
+    # torch has no public list of groups (torch 2.9 to 2.15).
+    return dict(c10d._world.pg_names)  # noqa: SLF001
+
+
 def _c10d() -> Any:
     return sys.modules["torch.distributed.distributed_c10d"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from disttest.observe import store_calls, unobserved
-from disttest.observe.groups import timeout_s
+from disttest.observe.groups import living_groups, timeout_s
 from disttest.plugins.state_facets.interpreter import never
 from disttest.runtime.rank.facet import (
     MISSING,
@@ -44,12 +44,8 @@ class _Living(NamedTuple):
 
 
 def _groups() -> dict[str, Any]:
-    if not dist.is_available() or not dist.is_initialized():
-        return {}
-    default = dist.group.WORLD
     return {
-        "default" if group is default else name: group
-        for group, name in _c10d()._world.pg_names.items()  # no public list of groups exists
+        "default" if group is dist.group.WORLD else name: group for group, name in living_groups().items()
     }
 
 

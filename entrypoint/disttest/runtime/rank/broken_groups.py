@@ -6,6 +6,7 @@ Calls that only some ranks make break nothing within one rank; a plugin that com
 from __future__ import annotations
 
 from disttest.observe import Group, Tool, Wait, WaitKind
+from disttest.observe.groups import living_groups
 
 
 class BrokenGroups(Tool):
@@ -48,19 +49,9 @@ class BrokenGroups(Tool):
 
     def living(self) -> tuple[str, ...]:
         """List the notes on groups that still exist after the test."""
-        alive = _living_groups() if self._failed else frozenset()
+        alive = {*living_groups().values()} if self._failed else ()
         words = (words for name, words in self._failed.values() if not name or name in alive)
         return tuple(dict.fromkeys(words))
-
-
-def _living_groups() -> frozenset[str]:
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
-
-    if not dist.is_available() or not dist.is_initialized():
-        return frozenset()
-    # torch has no public list of groups (torch 2.9 to 2.15).
-    return frozenset(c10d._world.pg_names.values())  # noqa: SLF001
 
 
 def _name(group: Group) -> str:
