@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from rank_specs import rank_spec
 
 from disttest.model import WorldShape
-from disttest.options.run import resolve_options
 from disttest.plugins.wide_worlds.hooks import MOST_CONNECTED
-from disttest.runtime.rank.rank_spec import RankSpec
 
-NOWHERE = Path("/nowhere")
 VARIABLE = "TORCH_GLOO_LAZY_INIT"
 
 
 def environment(size: int) -> dict[str, str]:
-    return RankSpec(
-        rank=0,
-        shape=WorldShape(size=size, backend="gloo", device="cpu"),
-        world_id="w1",
-        world_pid=1,
-        master_port=0,
-        devices=(),
-        stacks=NOWHERE,
-        questions=NOWHERE,
-        phases=NOWHERE,
-        scratch=NOWHERE,
-        log=NOWHERE,
-        settings=resolve_options({}, environ={}).for_worlds(),
-        threads=1,
-    ).environment()
+    shape = WorldShape(size=size, backend="gloo", device="cpu")
+    return rank_spec(shape=shape).environment()
 
 
 def test_only_large_worlds_connect_lazily(monkeypatch: pytest.MonkeyPatch) -> None:

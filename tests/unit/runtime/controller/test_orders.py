@@ -8,16 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rank_specs import rank_spec
 
 from disttest import plugin
 from disttest.descriptors import is_open
-from disttest.model import Frozen, Isolation, RunPart, WorldShape
+from disttest.model import Frozen, Isolation, RunPart
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
 from disttest.outgoing import OutputFilter, outgoing
 from disttest.runtime.controller import orders
 from disttest.runtime.controller.target_host import TargetHost
-from disttest.runtime.rank.rank_spec import RankSpec
 
 ODD = Path(os.fsdecode(b"/tmp/no-\xff-text"))
 HOST = TargetHost(gpus=3, device="cuda", pool=2)
@@ -31,20 +31,11 @@ class Work(Frozen):
     numbers: tuple[int, ...]
 
 
-SPEC = RankSpec(
+SPEC = rank_spec(
     rank=1,
-    shape=WorldShape(size=2, backend="gloo", device="cpu"),
-    world_id="w1",
     world_pid=5,
-    master_port=0,
-    devices=(),
-    stacks=Path("/run/stacks"),
-    questions=Path("/run/questions"),
-    phases=Path("/run/phases"),
-    scratch=Path("/run/scratch"),
-    log=Path("/run/log"),
+    **{name: Path("/run", name) for name in ("stacks", "questions", "phases", "scratch", "log")},
     settings=RunOptions().for_worlds(),
-    threads=1,
     isolation=Isolation.FRESH,
 )
 

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from rank_specs import rank_spec
 
 from disttest.model import WorldShape
-from disttest.options.run import resolve_options
-from disttest.runtime.rank.rank_spec import RankSpec
-
-NOWHERE = Path("/nowhere")
 
 
 def spec(rank, devices, size=2):
-    return RankSpec(
-        rank=rank,
-        shape=WorldShape(size=size, backend="nccl", device="cuda"),
-        world_id="w1",
-        world_pid=1,
-        master_port=0,
-        devices=devices,
-        stacks=NOWHERE,
-        questions=NOWHERE,
-        phases=NOWHERE,
-        scratch=NOWHERE,
-        log=NOWHERE,
-        settings=resolve_options({}, environ={}).for_worlds(),
-        threads=1,
-    )
+    shape = WorldShape(size=size, backend="nccl", device="cuda")
+    return rank_spec(rank=rank, shape=shape, devices=devices)
 
 
 @pytest.mark.parametrize(
