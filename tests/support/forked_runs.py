@@ -9,15 +9,14 @@ from __future__ import annotations
 import atexit
 import io
 import os
-import select
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from disttest.cli.main import command, parted
+from disttest.clock import monotonic
 from disttest.extras.resident.fitness import variables_that_matter
 from disttest.extras.resident.messages import (
     ForkEnded,
@@ -27,6 +26,7 @@ from disttest.extras.resident.messages import (
     send_request,
 )
 from disttest.extras.resident.terms import ForkTerms
+from disttest.host.event_loop import wait_any
 from disttest.options.environment import hash_seed
 from disttest.runtime.supervisor.reaper import MARK_VARIABLE, NO_MARK
 
@@ -94,13 +94,13 @@ class ForkServer:
 
 def _follow(line: socket.socket, run: int, output: io.FileIO, limit_s: float) -> tuple[int, str]:
     try:
-        written = _read(output, time.monotonic() + limit_s)
+        written = _read(output, monotonic() + limit_s)
         if written is None:
             signal.pidfd_send_signal(run, signal.SIGTERM)
-            _read(output, time.monotonic() + 30)
+            _read(output, monotonic() + 30)
             raise subprocess.TimeoutExpired("disttest", limit_s)
         answered = receive_answer(line)
-        select.select([run], [], [])  # its locks are free then
+        wait_any(run)  # its locks are free then
     finally:
         os.close(run)
     code = answered[0].code if answered and isinstance(answered[0], ForkEnded) else -signal.SIGKILL
@@ -110,7 +110,7 @@ def _follow(line: socket.socket, run: int, output: io.FileIO, limit_s: float) ->
 def _read(output: io.FileIO, deadline_s: float) -> bytes | None:
     """Read until each writer has closed it; None if that takes too long."""
     parts = []
-    while select.select([output], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+    while wait_any(output, until_s=deadline_s):
         if not (part := output.read(1 << 16)):
             return b"".join(parts)
         parts.append(part)
