@@ -2,10 +2,10 @@
 
     python bench/steps.py [--size 2] [--worlds 40] [--isolation fresh|warm]
 
-The steps are those that ranks, worlds and the controller mark (``disttest/host/cpu_marks.py``); the journal has them, since
-the run is given ``DISTTEST_CPU_STEPS=true``. What is left of the whole (the command, the ends of the world processes) is the
-last line; start-up is not in it, since a run of one test is taken off. With ``--isolation warm`` it is what one more test
-costs.
+The steps are those that ranks, worlds and the controller mark (``disttest/host/cpu_marks.py``); the journal has them, because
+the bench sets ``DISTTEST_CPU_STEPS=true``. The last line is the rest of the whole (the command, the ends of the world
+processes). Start-up is not in it, because the bench subtracts a run of one test. With ``--isolation warm`` the figures are the
+cost of one more test.
 """
 
 from __future__ import annotations

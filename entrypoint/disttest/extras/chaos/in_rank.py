@@ -117,7 +117,7 @@ class ChaosTool(Tool):
         inject(self._fault, delay_s=self._case.delay_s)
 
     def on_group(self, group: Group, *, made: bool) -> None:
-        """Lower the time limit of a group that was made with a limit of its own."""
+        """Lower the time limit of a group that was made with an explicit limit."""
         if made and self._case.fault is not None:
             _lower_limit(group, self._limit)
 

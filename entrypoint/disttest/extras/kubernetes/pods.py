@@ -81,8 +81,8 @@ def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
         # The agent is the main process of the container, and is reached by attach. When its stream breaks, its input
         # ends, and so does the pod. With exec a process would outlive the client, and the client would need the right
         # to run anything in pods.
-        # An attached client misses what was printed before, so the agent prints nothing until it has read its first
-        # line: https://github.com/kubernetes/kubernetes/issues/27264
+        # An attached client misses earlier output, so the agent prints nothing until it has read its first line:
+        # https://github.com/kubernetes/kubernetes/issues/27264
         "stdin": True,
         "stdinOnce": True,
         # https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/

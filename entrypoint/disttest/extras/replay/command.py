@@ -18,7 +18,7 @@ from disttest.options.flags import RegistryCommand, flags, pytest_word
 @pytest_word("--pdb")
 @click.pass_obj
 def replay(pytest_args: Sequence[str], /, words: tuple[str, ...], rank: int) -> None:
-    """Run one rank of a recorded test alone, without peers or a cluster: the recording has the data that it received.
+    """Run one rank of a recorded test alone, without peers or a cluster: it receives the recorded data.
 
     \b
     disttest record tests/test_step.py           record a run; each rank's file is next to its log

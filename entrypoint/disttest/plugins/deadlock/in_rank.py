@@ -29,7 +29,7 @@ _NOT_SET = ("", "0", "N", "n", "NO", "no", "FALSE", "false")
 
 
 class LatePeers(Tool):
-    """Delays a rank that destroys a group or exits while another rank is still connecting to a group of its own.
+    """Delays a rank that destroys a group or exits while another rank is still connecting to a group.
 
     A test that creates a group and returns may be over in one rank before the others have connected. Gloo then closes
     its connections, and the others fail (``connectFullMesh … Connection closed by peer``). On a busy machine that

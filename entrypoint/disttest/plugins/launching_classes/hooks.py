@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HOST = of_every_run(
     "host",
     SWITCH,
-    "Run classes that start ranks (torch's own, DeepSpeed's) on forked ranks, supervised, instead of their own way.",
+    "Run classes that start ranks (torch's, DeepSpeed's) on ranks that disttest forks and supervises.",
     default=False,
     otherwise="true for the command, false under plain pytest",
     by_command="true",
