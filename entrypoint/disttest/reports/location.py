@@ -59,6 +59,9 @@ class Repository:
         return self._inside(file, self.cwd or self.root)
 
     def _inside(self, file: str, base: str) -> str | None:
+        # Code without a file, such as "<string>" and "<frozen runpy>", would look like a file in the base folder.
+        if file.startswith("<"):
+            return None
         whole = os.path.normpath(os.path.join(base or "/", file))  # noqa: PTH118 - a path of another machine
         path = PurePosixPath(whole)
         top = PurePosixPath(os.path.normpath(self.top or self.root or "/"))

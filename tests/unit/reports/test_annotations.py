@@ -178,6 +178,16 @@ class TestWhere:
 
         assert place_of(sample) == "tests/test_ddp.py:9"
 
+    @pytest.mark.parametrize("file", ["<string>", "<frozen runpy>"])
+    def test_code_without_a_file_is_no_place(self, file):
+        stacks = f'Current thread (most recent call first):\n  File "{file}", line 1 in <module>\n'
+        sample = SampleRun(invocation=Invocation(cwd="/nowhere/repo"))
+        sample.test(
+            Outcome.FAILED, message="hung", culprit=0, ranks=(rank(0, None, hung=True, stacks=stacks),)
+        )
+
+        assert place_of(sample) == "tests/test_ddp.py:12"
+
     def test_a_python_traceback_is_read_from_its_end(self):
         frames = ('"/nowhere/repo/tests/test_ddp.py", line 4, in test', '"/opt/torch.py", line 1, in f')
         details = "".join(f"  File {frame}\n" for frame in frames)
