@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     import pytest
 
     from disttest.cli.run_request import RunRequest
-    from disttest.host.devices.device_findings import DeviceFinding
     from disttest.host.event_loop import NotedSignals
+    from disttest.host.findings import DeviceFinding
+    from disttest.host.machine import Machine
     from disttest.model import Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
     from disttest.results.repeat import Run
+    from disttest.runtime.controller.devices import Devices
     from disttest.runtime.controller.session import TestSelection
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
@@ -366,6 +368,46 @@ def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
 
 
 # --- controller
+
+
+@hookspec(firstresult=True)
+def disttest_make_devices(options: RunOptions) -> Devices | None:
+    """Command and controller, before tests are collected: return the devices that the run computes on.
+
+    The controller reserves them later, with ``Devices.acquire``. In the command only their hardware is read. Return
+    devices also for a run on the CPU if reports should name the hardware; raise a
+    :class:`disttest.errors.DisttestError` if the options require devices that are missing or broken. For example::
+
+        @hookimpl
+        def disttest_make_devices(options):
+            from my_plugin.run import BoardDevices  # a subclass of disttest.runtime.controller.devices.Devices
+
+            return BoardDevices(options)
+
+    Args:
+        options: options of the run.
+
+    Returns:
+        An instance of a subclass of :class:`disttest.runtime.controller.devices.Devices`; None for the next plugin, and
+            finally the processors.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_detect_machine() -> Machine | None:
+    """Command and controller, when a run without devices is recorded: return this machine with the plugin's devices.
+
+    It must not raise because of the state of the machine. For example::
+
+        @hookimpl
+        def disttest_detect_machine():
+            from my_plugin.detect import detect  # returns a subclass of disttest.host.machine.Machine
+
+            return detect()
+
+    Returns:
+        An instance of a subclass of :class:`disttest.host.machine.Machine`; None for the processors alone.
+    """
 
 
 @hookspec

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import disttest.host.devices.device_findings as machine_checks
+import disttest.plugins.gpus.device_findings as machine_checks
 from disttest.host.machine_advice import MACHINE_ADVICE
 from disttest.options.option import Option
 from disttest.options.registry import OPTIONS, RUN_OPTIONS
@@ -47,10 +47,10 @@ def missing_of_checks() -> Iterator[str]:
             yield f"advice {known}: add a section `### {known}` to docs/errors.md"
     source = inspect.getsource(machine_checks)
     for name in re.findall(
-        r"^def (_\w+)\(\w+: (?:Machine|Gpu)\b.*\) -> DeviceFinding:", source, re.MULTILINE
+        r"^def (_\w+)\(\w+: (?:GpuMachine|Gpu)\b.*\) -> DeviceFinding:", source, re.MULTILINE
     ):
         if source.count(name) < 2:
-            yield f"doctor check {name}: add it to _MACHINE_CHECKS or _GPU_CHECKS (host/devices/device_findings.py)"
+            yield f"doctor check {name}: add it to _MACHINE_CHECKS or _GPU_CHECKS (plugins/gpus/device_findings.py)"
 
 
 def test_a_reporter_has_its_line_on_the_page() -> None:

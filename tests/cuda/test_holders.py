@@ -54,11 +54,11 @@ wait_for("let-go")
 """
 CONFTEST = """
 import pathlib
-from disttest.runtime.controller import device_health
+from disttest.plugins.gpus import gpu_health
 
-device_health.GPU_SLOW_RELEASE_S = 0.0  # any wait is worth a note
-device_health.GPU_RELEASE_S = {limit_s}
-look = device_health.gpu_leftover
+gpu_health.GPU_SLOW_RELEASE_S = 0.0  # any wait is worth a note
+gpu_health.GPU_RELEASE_S = {limit_s}
+look = gpu_health.gpu_leftover
 
 def and_tell_the_stranger(*gpus, **more):
     left = look(*gpus, **more)
@@ -66,7 +66,7 @@ def and_tell_the_stranger(*gpus, **more):
         pathlib.Path({told!r}).touch()
     return left
 
-device_health.gpu_leftover = and_tell_the_stranger
+gpu_health.gpu_leftover = and_tell_the_stranger
 """
 HELD = """
 import os, pathlib, time

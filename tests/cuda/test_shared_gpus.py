@@ -11,8 +11,8 @@ import pytest
 from lab import Ended
 from resident import wait_until
 
-from disttest.host.devices.mps import CONTROL
 from disttest.model import Outcome
+from disttest.plugins.gpus.mps import CONTROL
 
 FAKE_MPS = Path(__file__).parents[1] / "support" / "fake_mps"
 RANKS = """

@@ -13,8 +13,8 @@ from fake_driver import FakeDriver
 from lab import start_program
 from results_files import check_results_below
 
-from disttest.host.devices import probe
-from disttest.host.devices.detect import detect_machine
+from disttest.plugins.gpus import probe
+from disttest.plugins.gpus.detect import detect_machine
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
 

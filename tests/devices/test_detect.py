@@ -7,9 +7,9 @@ import platform
 import fake_driver as fakes
 import pytest
 
-from disttest.host.devices.detect import detect_machine
-from disttest.host.devices.machine import operating_system
-from disttest.host.devices.torch_facts import TorchFacts, ask_torch
+from disttest.host.machine import operating_system
+from disttest.plugins.gpus.detect import detect_machine
+from disttest.plugins.gpus.torch_facts import TorchFacts, ask_torch
 
 GIB = 1 << 30
 
@@ -307,7 +307,7 @@ def test_the_environment_variable_of_the_container_is_not_believed(fake, detect,
 
 
 def test_nothing_is_started_where_nothing_hints_at_a_gpu(tmp_path, monkeypatch):
-    import disttest.host.devices.detect as module
+    import disttest.plugins.gpus.detect as module
 
     monkeypatch.setattr(module, "start_probe", lambda *a, **k: pytest.fail("a child was started"))
 
@@ -315,7 +315,7 @@ def test_nothing_is_started_where_nothing_hints_at_a_gpu(tmp_path, monkeypatch):
 
 
 def test_gpus_of_another_vendor_come_from_torch(tmp_path, monkeypatch):
-    import disttest.host.devices.detect as module
+    import disttest.plugins.gpus.detect as module
 
     seen = TorchFacts(version="2.13.0", hip="7.0", device_type="cuda", devices=("AMD Instinct MI300X",) * 2)
     monkeypatch.setattr(module, "ask_torch", lambda *, timeout_s: seen)

@@ -13,15 +13,16 @@ import psutil
 import pytest
 
 from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
-from disttest.host.devices.machine import CpuShare
-from disttest.host.leases.lease import Leaser
-from disttest.host.leases.quarantine import QuarantineNotes
+from disttest.host.machine import CpuShare
 from disttest.limits import GPU_RELEASE_S
 from disttest.model import Batch, Isolation, Outcome, TestResult, WorldShape
 from disttest.options.run import resolve_options
 from disttest.planning.schedule import BatchScheduler
-from disttest.runtime.controller.device_health import DeviceHealth, Vacated
-from disttest.runtime.controller.run_devices import Devices
+from disttest.plugins.gpus.gpu_health import GpuHealth
+from disttest.plugins.gpus.leases.lease import Leaser
+from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
+from disttest.plugins.gpus.run_gpus import GpuDevices
+from disttest.runtime.controller.devices import Vacated
 
 GIB = 1 << 30
 SUSPICIOUS = "CUDA error: unspecified launch failure"
@@ -35,8 +36,13 @@ class Run:
         self.now_s = 0.0
         self.heard, self.notes = [], []
         self.scheduler = BatchScheduler(devices.slots, clock=lambda: self.now_s)
-        self.device_health = DeviceHealth(
-            devices, self.scheduler, self, lambda *note: self.notes.append(note), clock=lambda: self.now_s
+        self.device_health = GpuHealth(
+            devices,
+            self.scheduler,
+            self,
+            lambda *note: self.notes.append(note),
+            devices.directory,
+            clock=lambda: self.now_s,
         )
 
     def submit(self, *batches, size=1):
@@ -100,7 +106,7 @@ def run(options):
     made = []
 
     def make(driver, **given):
-        devices = Devices(options(driver, **given))
+        devices = GpuDevices(options(driver, **given))
         devices.acquire("a run", say=lambda _: None)
         made.append(Run(devices))
         return made[-1]
@@ -433,7 +439,7 @@ def test_with_too_few_left_it_gives_up(fake, run):
 def test_what_a_run_takes(fake, options, monkeypatch, facts, given, visible, slots):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    devices = Devices(options(fake(facts), **given))
+    devices = GpuDevices(options(fake(facts), **given))
     devices.acquire("a run", say=lambda _: None)
 
     assert [slot.name for slot in devices.slots][: len(slots)] == slots
@@ -446,7 +452,7 @@ def test_a_run_does_without_what_is_broken_and_waits_for_what_is_held(fake, opti
     (tmp_path / "leases").mkdir()
     QuarantineNotes(tmp_path / "leases").add(fakes.uuid(1), "matmul failed", pid=pid)
 
-    devices = Devices(options(driver))
+    devices = GpuDevices(options(driver))
 
     assert devices.size == size
     left_out = [f"GPU {fakes.uuid(1)} is left out: in quarantine: matmul failed"]
@@ -468,7 +474,7 @@ def test_a_run_does_without_what_is_broken_and_waits_for_what_is_held(fake, opti
 def test_worlds_on_the_cpu_leave_cores_to_the_ranks_on_gpus(
     fake, options, cores, gpus, given, beside, threads
 ):
-    devices = Devices(options(fake(fakes.plain(gpus)), **given))
+    devices = GpuDevices(options(fake(fakes.plain(gpus)), **given))
     cpu = CpuShare(online=cores, affinity=cores)
     devices.machine = msgspec.structs.replace(devices.machine, cpu=cpu)
     devices.look = lambda: devices.machine
@@ -487,7 +493,7 @@ def test_worlds_on_the_cpu_leave_cores_to_the_ranks_on_gpus(
 
 def test_a_run_that_took_no_gpus_has_the_whole_cpu(fake, options):
     """Under plain pytest no GPU is taken for tests that compute on the CPU."""
-    devices = Devices(options(fake(fakes.plain(2))))
+    devices = GpuDevices(options(fake(fakes.plain(2))))
     cpu = CpuShare(online=6, affinity=6)
     devices.machine = msgspec.structs.replace(devices.machine, cpu=cpu)
 
@@ -507,15 +513,15 @@ def test_a_run_that_took_no_gpus_has_the_whole_cpu(fake, options):
     ],
 )
 def test_beside_nccl_gloo_is_the_cpu_s(fake, options, facts, given, gloo_on_cpu):
-    assert Devices(options(fake(facts), **given)).gloo_on_cpu is gloo_on_cpu
+    assert GpuDevices(options(fake(facts), **given)).gloo_on_cpu is gloo_on_cpu
 
 
 def test_a_torch_without_cuda_runs_on_the_cpu_unless_gpus_were_asked_for(fake, options):
     driver = fake(fakes.plain(1))
 
-    assert Devices(options(driver, compute="cuda")).device == "cpu"
-    assert Devices(options(driver, compute="cuda", device="cuda")).device == "cuda"
-    assert Devices(options(driver, compute="cuda", gpus="1")).device == "cuda"
+    assert GpuDevices(options(driver, compute="cuda")).device == "cpu"
+    assert GpuDevices(options(driver, compute="cuda", device="cuda")).device == "cuda"
+    assert GpuDevices(options(driver, compute="cuda", gpus="1")).device == "cuda"
 
 
 @pytest.mark.parametrize(
@@ -543,4 +549,4 @@ def test_a_torch_without_cuda_runs_on_the_cpu_unless_gpus_were_asked_for(fake, o
 )
 def test_what_a_run_refuses(fake, options, facts, given, error, message):
     with pytest.raises(error, match=message):
-        Devices(options(fake(facts), **given))
+        GpuDevices(options(fake(facts), **given))

@@ -21,11 +21,11 @@ from disttest.extras.doctor.examine import (
     render_json,
     update_quarantine,
 )
-from disttest.host.devices.detect import detect_machine
-from disttest.host.devices.device_findings import Grade
-from disttest.host.leases.lease import Leaser, Request
-from disttest.host.leases.quarantine import QuarantineNotes
-from disttest.host.preflight.steps import Bounds
+from disttest.host.findings import Grade
+from disttest.plugins.gpus.detect import detect_machine
+from disttest.plugins.gpus.leases.lease import Leaser, Request
+from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
+from disttest.plugins.gpus.preflight.steps import Bounds
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 

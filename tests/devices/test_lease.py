@@ -11,7 +11,7 @@ import fake_driver as fakes
 import pytest
 
 from disttest.errors import NotEnoughDevices, UsageError
-from disttest.host.leases.lease import Leaser, Request
+from disttest.plugins.gpus.leases.lease import Leaser, Request
 
 GIB = 1 << 30
 
@@ -212,7 +212,7 @@ def test_quarantine_for_a_stuck_process_ends_with_it(fake, leaser):
 
 
 def test_quarantine_ends_with_a_reboot(tmp_path):
-    from disttest.host.leases.quarantine import QuarantineNotes
+    from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
 
     QuarantineNotes(tmp_path, boot_id="one").add("GPU-1", "bad")
 
@@ -224,7 +224,7 @@ def test_quarantine_ends_with_a_reboot(tmp_path):
 def test_a_killed_holder_frees_its_gpu(fake, leaser, tmp_path):
     driver = fake(fakes.plain(1))
     program = (
-        "import sys; from pathlib import Path; from disttest.host.leases.lockfiles import *; "
+        "import sys; from pathlib import Path; from disttest.plugins.gpus.leases.lockfiles import *; "
         "lock = LockDirectory(Path(sys.argv[1])).try_lock(sys.argv[2]); assert lock; "
         "print('held', flush=True); import time; time.sleep(600)"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import fake_driver as fakes
 import pytest
 
-from disttest.host.leases.lease import Leaser, Request
+from disttest.plugins.gpus.leases.lease import Leaser, Request
 
 RACER = Path(__file__).parents[1] / "support" / "workers" / "lease_racer.py"
 PROCESSES, RUNNERS, SECONDS = 16, 4, 10.0

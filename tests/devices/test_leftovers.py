@@ -12,7 +12,6 @@ from pathlib import Path
 import fake_driver as fakes
 import pytest
 
-from disttest.host.devices.usage import gpu_leftover
 from disttest.host.leftovers.shared_memory import (
     ShmEntry,
     is_abandoned,
@@ -25,6 +24,7 @@ from disttest.host.leftovers.shared_memory import (
 from disttest.host.leftovers.sweep import describe_leftover
 from disttest.limits import LATER_LITTER_S
 from disttest.model import Outcome, TestResult
+from disttest.plugins.gpus.usage import gpu_leftover
 
 SHM = Path("/dev/shm")
 GIB = 1 << 30

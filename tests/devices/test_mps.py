@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from disttest.host.devices.mps import CONTROL, MpsDaemon, answers, usable_daemon
 from disttest.host.process import Exit
+from disttest.plugins.gpus.mps import CONTROL, MpsDaemon, answers, usable_daemon
 
 FAKE = str(Path(__file__).parents[1] / "support" / "fake_mps" / CONTROL)
 

@@ -10,9 +10,9 @@ import psutil
 import pytest
 from preflights import run_preflight
 
-from disttest.host.preflight.messages import Level, Target
-from disttest.host.preflight.prover import Prover
-from disttest.host.preflight.steps import Bounds
+from disttest.plugins.gpus.preflight.messages import Level, Target
+from disttest.plugins.gpus.preflight.prover import Prover
+from disttest.plugins.gpus.preflight.steps import Bounds
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 

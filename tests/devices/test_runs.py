@@ -14,13 +14,14 @@ import fake_driver as fakes
 import pytest
 from lab import Lab
 
-from disttest.host.devices.detect import detect_machine
-from disttest.host.leases.lease import Leaser, Request
+from disttest.errors import ExitCode
 from disttest.model import Cause, Outcome
+from disttest.plugins.gpus.detect import detect_machine
+from disttest.plugins.gpus.leases.lease import Leaser, Request
+from disttest.plugins.gpus.run_gpus import cpu_share
 from disttest.results.cost import cost_of
 from disttest.results.events import Noted, WorldEnded, WorldStarted
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.runtime.controller.run_devices import cpu_share
 
 GIB = 1 << 30
 
@@ -187,6 +188,20 @@ def test_cpu_runs_take_nothing(host):
 
     assert ended.exit_code == 0, ended.output
     assert {name.partition(":")[0] for slots in slots_of_worlds(ended) for name in slots} == {"cpu"}
+
+
+def test_without_the_plugin_of_gpus_a_run_is_on_the_cpu_and_reports_none(host):
+    host = host(fakes.plain(1))
+    host.write(test_x="import pytest\n\n@pytest.mark.world_size(2)\ndef test_x(world): pass\n")
+    with holder(host, 1):
+        ended = host.run(".", "-p", "no:disttest.gpus")
+    refused = host.run(".", "-p", "no:disttest.gpus", "--gpus", "1")
+
+    assert ended.exit_code == 0, ended.output
+    assert {name.partition(":")[0] for slots in slots_of_worlds(ended) for name in slots} == {"cpu"}
+    assert () == ended.run.hardware.gpus
+    assert refused.exit_code == ExitCode.USAGE, refused.output
+    assert "--gpus needs a plugin that provides devices" in refused.output
 
 
 BESIDE = """

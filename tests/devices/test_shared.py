@@ -13,18 +13,24 @@ import pytest
 from strangers import STRANGER, as_stranger, open_folder
 
 from disttest.errors import UsageError
-from disttest.host.leases.lockfiles import Holder, LockDirectory, join_queue, leave_queue, tickets_ahead
-from disttest.host.leases.quarantine import QuarantineNotes
 from disttest.host.shared import SharedFolder
+from disttest.plugins.gpus.leases.lockfiles import (
+    Holder,
+    LockDirectory,
+    join_queue,
+    leave_queue,
+    tickets_ahead,
+)
+from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
 
 ADVICE = "Set DISTTEST_LEASE_DIR to a directory for leases only that all runners of this host can write to (chmod 1777)."
 IMPORTS = """
 import sys
 from pathlib import Path
 from disttest.errors import *
-from disttest.host.leases.lockfiles import *
-from disttest.host.leases.quarantine import *
-from disttest.host.leases.lockfiles import *
+from disttest.plugins.gpus.leases.lockfiles import *
+from disttest.plugins.gpus.leases.quarantine import *
+from disttest.plugins.gpus.leases.lockfiles import *
 path = Path(sys.argv[1])
 """
 
@@ -286,7 +292,7 @@ def test_runs_that_make_it_at_the_same_moment_get_the_same(tmp_path):
             [
                 sys.executable,
                 "-c",
-                "import sys; from pathlib import Path; from disttest.host.leases.lockfiles import LockDirectory\n"
+                "import sys; from pathlib import Path; from disttest.plugins.gpus.leases.lockfiles import LockDirectory\n"
                 "print('ready', flush=True); sys.stdin.readline()\n"
                 "for name in sys.argv[1:]:\n    assert LockDirectory(Path(name)).try_lock('mine' + name[-1:]) or True",
                 *(str(tmp_path / f"leases-{number}") for number in range(50)),

@@ -12,10 +12,10 @@ import pytest
 from preflights import run_preflight
 
 from disttest.errors import NotEnoughDevices
-from disttest.host.leases.lease import Leaser, Request
-from disttest.host.preflight.steps import Bounds, targets_of
 from disttest.model import Batch, Isolation, Outcome, TestResult, WorldShape
-from disttest.planning.breaker import Breaker, GiveUp, Prove, QuarantineDecision
+from disttest.plugins.gpus.breaker import Breaker, GiveUp, Prove, QuarantineDecision
+from disttest.plugins.gpus.leases.lease import Leaser, Request
+from disttest.plugins.gpus.preflight.steps import Bounds, targets_of
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 BOUNDS = Bounds(start=300.0, check=10.0, collective=15.0, total=600.0)

@@ -8,7 +8,7 @@ import select
 import fake_driver as fakes
 import pytest
 
-from disttest.host.devices.usage import GpuWatch
+from disttest.plugins.gpus.usage import GpuWatch
 
 GIB = 1 << 30
 

@@ -81,7 +81,7 @@ FAILS = """
 
     @hookimpl
     def disttest_doctor_checks():
-        from disttest.host.devices.device_findings import DeviceFinding, Grade
+        from disttest.host.findings import DeviceFinding, Grade
 
         return [DeviceFinding(device="machine", check="planted", grade=Grade.BROKEN, message="found by a plugin")]
 

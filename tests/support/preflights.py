@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disttest.host.preflight.messages import Level, PreflightResult, Target
-from disttest.host.preflight.prover import Prover
-from disttest.host.preflight.steps import WORKER, Bounds
+from disttest.plugins.gpus.preflight.messages import Level, PreflightResult, Target
+from disttest.plugins.gpus.preflight.prover import Prover
+from disttest.plugins.gpus.preflight.steps import WORKER, Bounds
 
 
 def run_preflight(

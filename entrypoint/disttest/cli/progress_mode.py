@@ -15,13 +15,13 @@ from typing import Literal
 
 from rich.console import Console
 
-from disttest.host.devices.detect import detect_machine
 from disttest.model import TestCase
 from disttest.outgoing import outgoing
 from disttest.planning.timings import Timings, hardware_key
 from disttest.reports.progress import Expect
 from disttest.reports.views import RelayView, RunView, make_view
 from disttest.results.durations import read_timings
+from disttest.runtime.controller.devices import this_machine
 
 Progress = Literal["auto", "live", "lines", "pytest"]
 
@@ -160,7 +160,7 @@ def _expectations(paths: Sequence[Path]) -> Expect:
     @cache
     def timings() -> Timings:
         # Read when the first test is known, while pytest continues. The plugin reports warnings.
-        hardware = hardware_key(detect_machine().hardware())
+        hardware = hardware_key(this_machine().hardware())
         return read_timings(paths, now_s=time.time(), hardware=hardware)[0]  # noqa: TID251
 
     def expect(test: TestCase) -> float:

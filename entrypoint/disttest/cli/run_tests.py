@@ -32,8 +32,8 @@ from disttest.results.directory import ResultsDirectory, claim, claim_default, r
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, record_end
 from disttest.results.repeat import variables_of_classes
+from disttest.runtime.controller.devices import make_devices
 from disttest.runtime.controller.orders import ControllerOrder, Shared
-from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.supervisor.listing import ask_pytest
 from disttest.runtime.supervisor.run_supervisor import (
     cancelled_late,
@@ -105,7 +105,7 @@ def _surrounded(request: RunRequest, surroundings: contextlib.ExitStack) -> RunR
 def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignals) -> int:
     started_s = time.monotonic()
     options, selection = request.options, request.selection
-    hardware = None if request.place else Devices(options).machine.hardware()
+    hardware = None if request.place else make_devices(options).machine.hardware()
     directory = claim(options.results) if options.results else claim_default(warn)
     selection = selection.after(directory.earlier)
     request = dataclasses.replace(request, selection=selection)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from disttest.host.devices.cpu import CgroupMount, detect_cgroups, detect_limits, read_text
+from disttest.host.cpu import CgroupMount, detect_cgroups, detect_limits, read_text
 
 _HANDICAP = 300
 """Added to the kernel's badness of ranks (0 to 1000, the share of memory), so that their supervisors outlive them."""

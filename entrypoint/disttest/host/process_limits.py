@@ -10,7 +10,7 @@ from disttest.errors import InfrastructureError
 from disttest.model import FEW_RANKS, Frozen
 
 if TYPE_CHECKING:
-    from disttest.host.devices.cpu import CgroupMount
+    from disttest.host.cpu import CgroupMount
 
 _FILES = 48
 """Open files of a world process without ranks: 34 were counted with torch 2.13, and evidence needs a few more."""
@@ -68,7 +68,7 @@ def lack_for_ranks(ranks: int, groups: tuple[CgroupMount, ...] | None = None) ->
     if (lack := _lack_of_open_files(ranks)) or ranks <= FEW_RANKS:
         return lack  # a smaller world needs little, and if it reaches a limit, the notes of the run name it
     # Imported late: every command imports this module, and these load `subprocess`.
-    from disttest.host.devices.cpu import detect_limits
+    from disttest.host.cpu import detect_limits
     from disttest.host.oom import own_cgroups
 
     groups = own_cgroups() if groups is None else groups

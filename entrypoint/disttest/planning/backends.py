@@ -88,7 +88,7 @@ ACCELERATORS = (
 )
 """Accelerators that a run can request. The first applies if GPUs are counted without naming a kind.
 
-To add a kind, add a row here, and GPUs that :mod:`disttest.host.devices` finds: NVML knows NVIDIA's only. The
+To add a kind, add a row here, and the devices in a plugin with ``disttest_make_devices``: NVML knows NVIDIA's only. The
 preflight proves CUDA only. A machine has one kind.
 """
 

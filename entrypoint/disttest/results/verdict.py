@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from disttest.model import (
     RANKS_DISAGREE,
@@ -175,6 +175,33 @@ def spoiled(nodeid: str, message: str, *, at_s: float = 0.0) -> TestResult:
         started_at_s=at_s,
         message=message,
     )
+
+
+def results_not_run(
+    tests: Iterable[TestCase], reason: str, *, at_s: float, told: set[str] | None = None
+) -> Iterator[TestResult]:
+    """Yield the results of tests that are not run: one infrastructure error for each suite, the others skipped.
+
+    A broken machine is reported once for each suite, not once for each test. The exit code reports the rest.
+
+    Args:
+        tests: the tests, in order.
+        reason: their message.
+        at_s: time of the decision on the run's clock.
+        told: suites that have their error already; suites of these tests are added.
+    """
+    told = set() if told is None else told
+    for test in tests:
+        first = test.suite not in told
+        told.add(test.suite)
+        yield TestResult(
+            nodeid=test.nodeid,
+            outcome=Outcome.ERROR if first else Outcome.SKIPPED,
+            cause=Cause.INFRASTRUCTURE if first else None,
+            started_at_s=at_s,
+            phase="setup",
+            message=reason,
+        )
 
 
 def not_run(nodeid: str, reason: str, *, at_s: float) -> TestResult:

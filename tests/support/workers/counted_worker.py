@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from disttest.host.preflight.worker import main
+from disttest.plugins.gpus.preflight.worker import main
 
 __all__ = ["main"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from disttest.host.preflight import worker
+from disttest.plugins.gpus.preflight import worker
 
 
 def _faults() -> dict[str, str]:

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from disttest.host.devices.detect import detect_machine
-from disttest.host.leases.lease import Leaser, Request
+from disttest.plugins.gpus.detect import detect_machine
+from disttest.plugins.gpus.leases.lease import Leaser, Request
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.host.preflight.messages import PAIR_CHECK, Check, find_broken
+from disttest.plugins.gpus.preflight.messages import PAIR_CHECK, Check, find_broken
 
 
 def check(*devices, kind="", passed=False):

@@ -6,14 +6,13 @@ import os
 
 import pytest
 
-from disttest.host.devices.cpu import (
+from disttest.host.cpu import (
     cgroup_version,
     detect_cgroups,
     detect_cpu,
-    detect_fabrics,
     detect_limits,
 )
-from disttest.host.devices.machine import CpuShare
+from disttest.host.machine import CpuShare
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_CPU = "33 32 0:30 {root} /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
@@ -152,23 +151,3 @@ def test_affinity_counts():
 )
 def test_what_is_granted(affinity, quota, granted):
     assert CpuShare(online=8, affinity=affinity, quota=quota).granted == granted
-
-
-def test_rdma_devices(root):
-    folder = root(
-        {
-            "sys/class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand\n",
-            "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
-            "sys/class/infiniband/mlx5_1/ports/1/link_layer": "Ethernet\n",
-            "sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
-            "sys/class/infiniband/rdmap0s6/device/vendor": "0x1d0f\n",
-        }
-    )
-
-    found = [(fabric.name, fabric.kind, fabric.state) for fabric in detect_fabrics(folder)]
-
-    assert found == [
-        ("mlx5_0", "infiniband", "ACTIVE"),
-        ("mlx5_1", "roce", "DOWN"),
-        ("rdmap0s6", "efa", ""),
-    ]

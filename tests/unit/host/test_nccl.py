@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from disttest.host.devices.torch_facts import loaded_nccl, unpack_version
+from disttest.runtime.controller.target_host import loaded_nccl, unpack_version
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from disttest.host.devices.cpu import CgroupMount
+from disttest.host.cpu import CgroupMount
 from disttest.host.oom import Shortage, count_oom_kills, volunteer_for_oom
 
 

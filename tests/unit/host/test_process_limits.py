@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.host.devices.cpu import CgroupMount
+from disttest.host.cpu import CgroupMount
 from disttest.host.process_limits import lack_for_ranks
 
 SHOWN = 120

@@ -29,8 +29,8 @@ from disttest.extras.container.options import LaunchOptions
 from disttest.extras.container.ownership import HandBack, Owner, choose_user, hand_back_of, needs_hand_back
 from disttest.extras.container.prepare import choose_image, prepare
 from disttest.extras.container.supervise import ContainerOutcome
-from disttest.host.devices.machine import Gpu, MigSlice
 from disttest.host.proc import ProcessIdentity
+from disttest.plugins.gpus.machine import Gpu, MigSlice
 
 DOCKER = EngineFacts(name="docker", version="27")
 ROOTLESS = EngineFacts(name="docker", version="27", rootless=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from disttest.errors import UsageError
-from disttest.host.devices.machine import CpuShare, Gpu, Limits, Machine
+from disttest.host.machine import CpuShare, Limits
 from disttest.model import WorldShape
 from disttest.options.run import RunOptions
 from disttest.planning import backends
@@ -25,7 +25,9 @@ from disttest.planning.backends import (
     default_backend,
     is_accelerator,
 )
-from disttest.runtime.controller import early_skips, expand, run_devices
+from disttest.plugins.gpus import run_gpus
+from disttest.plugins.gpus.machine import Gpu, GpuMachine
+from disttest.runtime.controller import early_skips, expand
 from disttest.runtime.controller.target_host import TargetHost
 
 
@@ -104,14 +106,16 @@ def test_another_kind_of_accelerator_is_a_row_and_the_gpus_that_were_found(
 ) -> None:
     row = Accelerator(device="xpu", backend="xccl", build="an XPU build", visible="ZE_AFFINITY_MASK")
     found = tuple(Gpu(index=index, device=row.device) for index in range(3))
-    machine = Machine(cpu=CpuShare(online=4, affinity=4), limits=Limits(memory=1, memory_total=1), gpus=found)
+    machine = GpuMachine(
+        cpu=CpuShare(online=4, affinity=4), limits=Limits(memory=1, memory_total=1), gpus=found
+    )
     monkeypatch.setattr(backends, "ACCELERATORS", (*ACCELERATORS, row))
-    monkeypatch.setattr(run_devices, "detect_machine", lambda **_: machine)
-    monkeypatch.setattr(run_devices, "has_accelerator", lambda: True)
+    monkeypatch.setattr(run_gpus, "detect_machine", lambda **_: machine)
+    monkeypatch.setattr(run_gpus, "has_accelerator", lambda: True)
     monkeypatch.setenv("ZE_AFFINITY_MASK", "0,2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
 
-    devices = run_devices.Devices(RunOptions(lease_dir=tmp_path))
+    devices = run_gpus.GpuDevices(RunOptions(lease_dir=tmp_path))
     devices.acquire("this test", say=pytest.fail)
     devices.release()
 

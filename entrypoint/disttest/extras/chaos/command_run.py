@@ -27,8 +27,8 @@ from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.earlier_runs import BEFORE
 from disttest.results.floors import Floors
 from disttest.results.fold import RunResult, TestOutcome
+from disttest.runtime.controller.devices import make_devices
 from disttest.runtime.controller.orders import ControllerOrder, Shared
-from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.supervisor.run_supervisor import hold_signals, pytest_command, run_supervised
 
 _RANKS_OF_A_PROCESSOR = 20
@@ -128,7 +128,7 @@ def _prepare(
     runs = _Runs(
         flags=flags,
         targets=resolved,
-        hardware=Devices(options).machine.hardware(),
+        hardware=make_devices(options).machine.hardware(),
         invocation=invocation,
         pytest_args=pytest_args,
         progress=given["progress"],

@@ -3,5 +3,5 @@
 options → find the engine → remove leftovers → choose GPUs → LaunchSpec → container → supervise → hand files back
 
 The package imports nothing of ``runtime/`` and needs no torch, so that a runner's host can install it in a small
-environment.
+environment. It imports the plugin `gpus`, which finds the GPUs of the host.
 """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import disttest
 from disttest.extras.container.gpus import HostGpu
-from disttest.host.devices.detect import detect_machine
-from disttest.host.devices.machine import Gpu
 from disttest.options.environment import environment
+from disttest.plugins.gpus.detect import detect_machine
+from disttest.plugins.gpus.machine import Gpu
 from disttest.results.journal import run_clock
 
 

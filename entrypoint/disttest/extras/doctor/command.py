@@ -38,9 +38,9 @@ def doctor(
         render_diagnosis_junit,
         render_json,
     )
-    from disttest.host.leases.lockfiles import usual_directory
-    from disttest.host.preflight.messages import Level
     from disttest.options.environment import read_probe
+    from disttest.plugins.gpus.leases.lockfiles import usual_directory
+    from disttest.plugins.gpus.preflight.messages import Level
 
     lease_dir = lease_dir or usual_directory()
     diagnosis = examine(

@@ -14,19 +14,20 @@ from rich.text import Text
 
 import disttest
 from disttest.errors import ExitCode
-from disttest.host.devices.detect import detect_machine
-from disttest.host.devices.device_findings import DeviceFinding, Grade, judge_machine
-from disttest.host.devices.machine import Machine
-from disttest.host.devices.torch_facts import TorchFacts
-from disttest.host.leases.lease import Leaser, SlotState
-from disttest.host.leases.quarantine import QuarantineNotes
+from disttest.host.findings import DeviceFinding, Grade
 from disttest.host.leftovers.shared_memory import ShmEntry, is_abandoned, unused_entries
 from disttest.host.machine_advice import MACHINE_ADVICE
-from disttest.host.preflight.messages import Check, Level, PreflightResult, Target
-from disttest.host.preflight.prover import Prover
-from disttest.host.preflight.steps import WORKER, Bounds, targets_of
 from disttest.model import Cause, Frozen, Outcome, TestCase, TestResult
 from disttest.plugin_manager import plugin_manager
+from disttest.plugins.gpus.detect import detect_machine
+from disttest.plugins.gpus.device_findings import judge_machine
+from disttest.plugins.gpus.leases.lease import Leaser, SlotState
+from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
+from disttest.plugins.gpus.machine import GpuMachine
+from disttest.plugins.gpus.preflight.messages import Check, Level, PreflightResult, Target
+from disttest.plugins.gpus.preflight.prover import Prover
+from disttest.plugins.gpus.preflight.steps import WORKER, Bounds, targets_of
+from disttest.plugins.gpus.torch_facts import TorchFacts
 from disttest.reports.junit import render_junit
 from disttest.results.events import AnyEvent, RunFinished, RunStarted, TestCollected, TestFinished
 from disttest.results.fold import RunResult, fold
@@ -52,7 +53,7 @@ class Examination(Frozen):
 class Diagnosis(Frozen):
     """Hardware of a machine and the findings about it."""
 
-    machine: Machine
+    machine: GpuMachine
     torch: TorchFacts
     findings: tuple[DeviceFinding, ...]
     proved: tuple[str, ...] = ()
@@ -105,14 +106,14 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
     )
 
 
-def _targets(examination: Examination, machine: Machine, torch: TorchFacts) -> tuple[Target, ...]:
+def _targets(examination: Examination, machine: GpuMachine, torch: TorchFacts) -> tuple[Target, ...]:
     """Return the GPUs, or the CPU if there is no GPU that this torch can use (which is a finding)."""
     if examination.compute == "cuda" and torch.device_type != "cuda":
         machine = msgspec.structs.replace(machine, gpus=())
     return targets_of(machine, compute=examination.compute, cpus=examination.cpus)
 
 
-def _leases(directory: Path | None, machine: Machine) -> tuple[SlotState, ...]:
+def _leases(directory: Path | None, machine: GpuMachine) -> tuple[SlotState, ...]:
     """Return the state of each usable GPU: free, leased or in quarantine."""
     if directory is None or not directory.is_dir() or not machine.gpus:
         return ()
@@ -151,7 +152,7 @@ def judge_litter(litter: Sequence[ShmEntry]) -> DeviceFinding:
     )
 
 
-def _hopeless(machine: Machine) -> bool:
+def _hopeless(machine: GpuMachine) -> bool:
     """Whether there are GPUs and none is usable. Proving the CPU instead would hide that."""
     return bool(machine.gpus) and not machine.usable_gpus
 

@@ -27,13 +27,11 @@ from disttest.planning.schedule import BatchScheduler, Scheduler
 from disttest.planning.timings import Timings
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.verdict import not_run
-from disttest.runtime.controller.device_health import DeviceHealth, Vacated
+from disttest.runtime.controller.devices import Devices, Vacated
 from disttest.runtime.controller.fork_sources import ForkSources
 from disttest.runtime.controller.live_output import LiveOutput
 from disttest.runtime.controller.retries import Retries
-from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.controller.run_recorder import RunRecorder
-from disttest.runtime.controller.shared_gpus import SharedGpus
 from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
@@ -106,8 +104,7 @@ class Controller(Listener):
             else None
         )
         self._pool = WorldPool(self, helpers=lambda: self._device_health.pids)
-        self._device_health = DeviceHealth(devices, self._scheduler, self, recorder.noted)
-        self._shared_gpus = SharedGpus(workplace.scratch, recorder.noted)
+        self._device_health = devices.health(self._scheduler, self, recorder.noted, workplace.scratch)
         self._retries = Retries(options, monotonic)
         self._verdicts = Verdicts(recorder, self._retries, lambda: workplace.results)
         self._fork_sources = fork_sources
@@ -145,7 +142,6 @@ class Controller(Listener):
             self._enter_plugins(ending)
             ending.callback(self._verdicts.report_unresolved)
             ending.callback(self._device_health.close)
-            ending.callback(self._shared_gpus.finish)
             ending.enter_context(self._pool.adopting_orphans())
             ending.callback(self._retries.stop)
             self._device_health.begin()
@@ -226,7 +222,7 @@ class Controller(Listener):
             tests=tuple(self._tests[nodeid] for nodeid in batch.nodeids),
             attempts=tuple(map(self._retries.attempt_of, batch.nodeids)),
             devices=tuple(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu"),
-            defaults=self._shared_gpus.variables(batch, slots),
+            defaults=dict(self._device_health.variables(batch, slots)),
             failed_before=dict(self._failed_of_rank),
             home=self._workplace.home,
             scratch_dir=str(scratch),
@@ -254,7 +250,7 @@ class Controller(Listener):
             return
         good = judged.result.outcome in (Outcome.PASSED, Outcome.SKIPPED)
         self._failed_of_rank.update(record.rank for record in judged.result.ranks if record.has_failed)
-        self._shared_gpus.judged(world.batch, world.slots, good=good)
+        self._device_health.judged(world.batch, world.slots, good=good)
         if judged.stop is not None and self._asked is None:
             reason = f"{test.nodeid} ended the run: {judged.stop.reason}"
             self._asked = msgspec.structs.replace(judged.stop, reason=reason)
@@ -289,7 +285,7 @@ class Controller(Listener):
                 f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
             )
         well = closed is not None and not closed.reason
-        self._shared_gpus.world_ended(world.batch, world.slots, well=well)
+        self._device_health.world_ended(world.batch, world.slots, well=well)
         self._device_health.vacate(
             Vacated(
                 batch_id=world.batch.batch_id,

@@ -17,7 +17,6 @@ import pytest
 
 from disttest.clock import monotonic
 from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
-from disttest.host.devices.detect import detect_machine
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
 from disttest.limits import LEASE_WAIT_S, REFUSAL_S
@@ -31,6 +30,7 @@ from disttest.results.events import RunStarted
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.runtime.controller import orders
 from disttest.runtime.controller.collect import describe_item, is_ordinary
+from disttest.runtime.controller.devices import Devices, make_devices, name_run, this_machine
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
 from disttest.runtime.controller.exit_blockers import ExitBlockers
@@ -39,7 +39,6 @@ from disttest.runtime.controller.hazards import Hazards, HazardWatch
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
 from disttest.runtime.controller.ordinary import OrdinaryTests
-from disttest.runtime.controller.run_devices import Devices, name_run
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.session_options import (
     ASKED,
@@ -279,7 +278,7 @@ class RunSession:
         Plain pytest continues without broken GPUs, because its tests may need none.
         """
         try:
-            return Devices(self.options)
+            return make_devices(self.options)
         except DisttestError as error:
             if self.config.option.collectonly and isinstance(error, InfrastructureError):
                 self.said.append(f"listed as if GPUs worked here: {error}")
@@ -287,7 +286,7 @@ class RunSession:
             if self._supervised or not isinstance(error, InfrastructureError):
                 raise pytest.UsageError(f"disttest: {error}") from None
             self._broken = error
-            return Devices(msgspec.structs.replace(self.options, device="cpu"))
+            return make_devices(msgspec.structs.replace(self.options, device="cpu"))
 
     def _takes_gpu(self, pair: tuple[pytest.Item, TestCase]) -> bool:
         """Whether an ordinary test declares GPUs and will run."""
@@ -396,7 +395,7 @@ class RunSession:
     def _open_journal(self) -> None:
         # Plain pytest has tolerated forks up to here, because nothing was recorded.
         leave_if_copy()
-        machine = self.devices.machine if self.devices else detect_machine()
+        machine = self.devices.machine if self.devices else this_machine()
         workplace = self.workplace = self._make_workplace()
         self._sweep = Sweep(lambda: workplace.results)
         journal = Journal(workplace.results / FILE_NAME, fd=self.work.journal)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 import psutil
 
 from disttest.clock import monotonic
-from disttest.host.devices.machine import Machine
 from disttest.host.idle_processors import Idleness
+from disttest.host.machine import Machine
 from disttest.limits import SPARE_LOOK_S
 from disttest.model import Slot
 from disttest.planning.schedule import Scheduler

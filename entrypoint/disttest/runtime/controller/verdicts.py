@@ -13,11 +13,9 @@ import msgspec
 import pytest
 
 from disttest.model import Cause, Outcome, TestCase, TestResult
-from disttest.planning.breaker import results_not_run
 from disttest.results.adapted import RUN_AGAIN
 from disttest.results.repeat import command_lines
-from disttest.results.verdict import spoiled
-from disttest.runtime.controller.device_health import blame_device
+from disttest.results.verdict import results_not_run, spoiled
 from disttest.runtime.controller.early_skips import known_skip, vacuous
 from disttest.runtime.controller.pytest_reports import (
     late_reports,
@@ -117,7 +115,7 @@ class Verdicts:
 
     def _excuse(self, nodeid: str, reason: str) -> TestJudged:
         judged = self._suspended.pop(nodeid)
-        excused = msgspec.structs.replace(judged, result=blame_device(judged.result, reason))
+        excused = msgspec.structs.replace(judged, result=_blame_device(judged.result, reason))
         self._recorder.test_finished(excused.result)
         return excused
 
@@ -181,3 +179,9 @@ class Verdicts:
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def _blame_device(result: TestResult, reason: str) -> TestResult:
+    """Turn the failure of a test into an infrastructure error of its device."""
+    message = f"{result.message} (not the test's fault: {reason})"
+    return msgspec.structs.replace(result, outcome=Outcome.ERROR, cause=Cause.INFRASTRUCTURE, message=message)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from planning_cases import slots
 
-from disttest.host.devices.machine import CpuShare, Limits, Machine
 from disttest.host.idle_processors import Idleness
+from disttest.host.machine import CpuShare, Limits, Machine
 from disttest.limits import SPARE_LOOK_S
 from disttest.model import Slot
 from disttest.runtime.controller import spare_slots

@@ -25,7 +25,6 @@ from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec, new_run_id
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState, Launcher
 from disttest.extras.cluster.schedulers.pipes import room_for
-from disttest.host.devices.detect import detect_machine
 from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.process import Child, signal_name
 from disttest.limits import DEADLINE_MARGIN_S, SUPERVISOR_CANCEL_S, TICK_S
@@ -39,6 +38,7 @@ from disttest.results.directory import ResultsDirectory
 from disttest.results.events import CollectionFailed, RunFinished, RunStarted, TestCollected
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
+from disttest.runtime.controller.devices import this_machine
 from disttest.runtime.controller.orders import Shared
 from disttest.runtime.controller.target_host import TargetHost, host_of_nodes
 from disttest.runtime.supervisor.listing import Collection, collect_tests
@@ -195,7 +195,7 @@ def _begin(recorder: JobRecorder, collection: Collection, request: ClusterReques
             run_id=run_id,
             argv=tuple(sys.argv[1:]),
             root=collection.root or str(Path.cwd()),
-            hardware=detect_machine().hardware(),
+            hardware=this_machine().hardware(),
             slots=0,
             disttest=disttest.__version__,
             plan_id=request.part.plan_id,

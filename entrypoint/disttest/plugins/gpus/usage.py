@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from disttest.host.bounded import BoundedChild, Ended
-from disttest.host.devices.machine import Gpu, used_by_others
-from disttest.host.devices.probe import AnyMessage, Asking, Found, ProbeRefused, QuestionAnswered, start_probe
 from disttest.limits import DRIVER_STALL_S
+from disttest.plugins.gpus.machine import Gpu, used_by_others
+from disttest.plugins.gpus.probe import AnyMessage, Asking, Found, ProbeRefused, QuestionAnswered, start_probe
 
 _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 

@@ -9,10 +9,8 @@ A process that has imported torch and must stay fit to be forked asks through a 
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.util
-import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -56,7 +54,7 @@ class TorchFacts(Frozen):
 def ask_torch(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
     """Import torch and initialise its accelerator, in a bounded child."""
     heard: list[bytes] = []
-    ended = run_bounded("disttest.host.devices.torch_facts", timeout_s=timeout_s, on_line=heard.append)
+    ended = run_bounded("disttest.plugins.gpus.torch_facts", timeout_s=timeout_s, on_line=heard.append)
     try:
         # The first answer is about torch itself, the second about its accelerator.
         facts = msgspec.json.decode(heard[-1], type=TorchFacts)
@@ -227,24 +225,3 @@ def look_at_devices() -> TorchSight:
         return TorchSight(seen, by_forks=True)
     torch = ask_torch()
     return TorchSight(torch, by_forks=False, trouble="" if torch.error else seen.error)
-
-
-def loaded_nccl() -> tuple[int, int, int] | None:
-    """Return the version of the NCCL library that this process has loaded; None if it has loaded none."""
-    # ``torch.cuda.nccl.version()`` returns the version that torch was built with. A different one runs if a newer
-    # wheel is installed or ``LD_PRELOAD`` names one. The call initialises neither NCCL nor CUDA, so forks stay
-    # possible.
-    try:
-        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
-        packed = ctypes.c_int()
-        failed = library.ncclGetVersion(ctypes.byref(packed))
-    except (OSError, AttributeError):
-        return None
-    return None if failed else unpack_version(packed.value)
-
-
-def unpack_version(packed: int) -> tuple[int, int, int]:
-    """Split ``NCCL_VERSION_CODE``: 23007 is 2.30.7."""
-    # Up to 2.8 the major version counts thousands, later ten thousands.
-    unit = 1000 if packed < 10000 else 10000
-    return packed // unit, packed % unit // 100, packed % 100

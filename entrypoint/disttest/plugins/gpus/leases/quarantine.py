@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from disttest.errors import InfrastructureError
-from disttest.host.leases.lockfiles import boot_clock
 from disttest.host.proc import read_boot_id
 from disttest.host.shared import SharedFolder, plain_text
 from disttest.model import UNREADABLE, Frozen
+from disttest.plugins.gpus.leases.lockfiles import boot_clock
 
 _SUFFIX = ".quarantine"
 

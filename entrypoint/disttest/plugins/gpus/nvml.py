@@ -15,8 +15,8 @@ from typing import Any
 import pynvml as nvml
 
 from disttest.host.bounded import send_to_parent
-from disttest.host.devices.machine import Gpu, GpuProcess, MigSlice
-from disttest.host.devices.probe import (
+from disttest.plugins.gpus.machine import Gpu, GpuProcess, MigSlice
+from disttest.plugins.gpus.probe import (
     Asking,
     Done,
     Driver,

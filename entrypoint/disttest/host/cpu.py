@@ -10,14 +10,11 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from disttest.host.devices.machine import CpuShare, Fabric, Limits
+from disttest.host.machine import CpuShare, Limits, Machine
 from disttest.model import Frozen
 
 _UNLIMITED = 1 << 60
 """Threshold for "unlimited": cgroup v1 writes the largest number of whole pages, which depends on the page size."""
-
-_AMAZON = "0x1d0f"
-"""PCI vendor of EFA devices."""
 
 
 class CgroupMount(Frozen):
@@ -40,6 +37,12 @@ class CgroupMount(Frozen):
             if folder in (self.top, folder.parent):
                 return
             folder = folder.parent
+
+
+def detect_host(root: Path = Path("/")) -> Machine:
+    """Detect the processors, memory and limits of this process."""
+    mounts = detect_cgroups(root)
+    return Machine(cpu=detect_cpu(mounts), limits=detect_limits(mounts, root), cgroup=cgroup_version(mounts))
 
 
 def read_text(path: Path) -> str:
@@ -178,21 +181,3 @@ def _shm(folder: Path) -> tuple[int, int]:
 def _rlimit(which: int) -> int | None:
     soft, _ = resource.getrlimit(which)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def detect_fabrics(root: Path = Path("/")) -> tuple[Fabric, ...]:
-    """List the RDMA devices: InfiniBand, RoCE and Amazon's EFA."""
-    folder = root / "sys/class/infiniband"
-    if not folder.is_dir():
-        return ()
-    return tuple(_fabric(device) for device in sorted(folder.iterdir()))
-
-
-def _fabric(device: Path) -> Fabric:
-    port = device / "ports/1"
-    if read_text(device / "device/vendor") == _AMAZON:
-        kind = "efa"
-    else:
-        kind = "roce" if read_text(port / "link_layer") == "Ethernet" else "infiniband"
-    # The state has the form "4: ACTIVE".
-    return Fabric(name=device.name, kind=kind, state=read_text(port / "state").partition(": ")[2])

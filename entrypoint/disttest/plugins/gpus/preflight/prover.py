@@ -16,12 +16,12 @@ from typing import Self
 import msgspec
 
 from disttest.host.bounded import BoundedChild, send_to_parent, wait_children
-from disttest.host.devices.torch_facts import TorchFacts, local_torch_facts, look_at_devices
-from disttest.host.preflight.messages import Level, PreflightResult, Target
-from disttest.host.preflight.steps import WORKER, Bounds, prove_all
 from disttest.limits import DRIVER_TOTAL_S, PREFLIGHT_MARGIN_S
+from disttest.plugins.gpus.preflight.messages import Level, PreflightResult, Target
+from disttest.plugins.gpus.preflight.steps import WORKER, Bounds, prove_all
+from disttest.plugins.gpus.torch_facts import TorchFacts, local_torch_facts, look_at_devices
 
-_MODULE = "disttest.host.preflight.prover"
+_MODULE = "disttest.plugins.gpus.preflight.prover"
 
 
 class _AskDevices(msgspec.Struct, frozen=True, tag=True):

@@ -12,10 +12,10 @@ the test's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, Slot, TestCase, TestResult
+from disttest.model import Frozen, Outcome, RankEnd, RankRecord, Slot, TestResult
 
 _SIGNS = (
     # Messages of CUDA, NCCL, NVML and the kernel for failures of a device rather than of a program. The driver's own
@@ -114,33 +114,6 @@ def _sign_of(rank: RankRecord) -> str:
 
 def _sign_in(text: str) -> str:
     return next((name for pattern, name in _PATTERNS if pattern.search(text)), "")
-
-
-def results_not_run(
-    tests: Iterable[TestCase], reason: str, *, at_s: float, told: set[str] | None = None
-) -> Iterator[TestResult]:
-    """Yield the results of tests that are not run: one infrastructure error for each suite, the others skipped.
-
-    A broken machine is reported once for each suite, not once for each test. The exit code reports the rest.
-
-    Args:
-        tests: the tests, in order.
-        reason: their message.
-        at_s: time of the decision on the run's clock.
-        told: suites that have their error already; suites of these tests are added.
-    """
-    told = set() if told is None else told
-    for test in tests:
-        first = test.suite not in told
-        told.add(test.suite)
-        yield TestResult(
-            nodeid=test.nodeid,
-            outcome=Outcome.ERROR if first else Outcome.SKIPPED,
-            cause=Cause.INFRASTRUCTURE if first else None,
-            started_at_s=at_s,
-            phase="setup",
-            message=reason,
-        )
 
 
 class Breaker:

@@ -1,30 +1,20 @@
-"""Devices of a run: which ones it may use, and how it leases them."""
+"""The GPUs of a run: which ones it may use, and how it leases them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
-from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
-from disttest.host.devices.detect import detect_machine
-from disttest.host.devices.device_findings import Grade, driver_too_old, judge_machine, torch_refusal
-from disttest.host.devices.machine import Machine, is_slice
-from disttest.host.devices.torch_facts import (
-    TorchFacts,
-    built_for,
-    has_accelerator,
-    look_at_devices,
-)
-from disttest.host.leases.lease import Lease, Leaser, Request
-from disttest.host.leases.lockfiles import usual_directory
-from disttest.host.leases.quarantine import Quarantine, QuarantineNotes
+from disttest.errors import InfrastructureError, NotEnoughDevices
+from disttest.host.findings import Grade
 from disttest.limits import LEASE_WAIT_S
 from disttest.model import Slot, WorldShape
 from disttest.options.environment import environment, read_probe
 from disttest.options.run import RunOptions
-from disttest.options.values import AUTO, check_provided
+from disttest.options.values import AUTO
 from disttest.planning.backends import (
     ACCELERATORS,
     ANY_CPU_BACKEND,
@@ -32,13 +22,29 @@ from disttest.planning.backends import (
     accelerator_of,
     is_accelerator,
 )
+from disttest.planning.schedule import Scheduler
+from disttest.plugins.gpus.detect import detect_machine
+from disttest.plugins.gpus.device_findings import driver_too_old, judge_machine, torch_refusal
+from disttest.plugins.gpus.leases.lease import Lease, Leaser, Request
+from disttest.plugins.gpus.leases.lockfiles import usual_directory
+from disttest.plugins.gpus.leases.quarantine import Quarantine, QuarantineNotes
+from disttest.plugins.gpus.machine import GpuMachine, is_slice
+from disttest.plugins.gpus.torch_facts import (
+    TorchFacts,
+    built_for,
+    has_accelerator,
+    look_at_devices,
+)
+from disttest.runtime.controller.devices import DeviceHealth, Devices, Suspects, asked_accelerator
 from disttest.runtime.controller.target_host import TargetHost
 
 _WHO_LIMIT = 100
 
 
-class Devices:
-    """Devices that a run computes on. GPUs must be leased before use; the CPU needs no lease."""
+class GpuDevices(Devices):
+    """GPUs that a run computes on, and must lease before use; or the CPU, which needs no lease."""
+
+    machine: GpuMachine
 
     def __init__(self, options: RunOptions) -> None:
         """Inspect the machine.
@@ -48,12 +54,10 @@ class Devices:
             NotEnoughDevices: there are fewer devices than requested.
             UsageError: the options contradict each other.
         """
-        _check_options(options)
-        self.options = options
         self.probe = read_probe()
         self.directory = options.lease_dir or usual_directory()
         self.lease: Lease | None = None
-        self.machine = self.look()
+        super().__init__(options)
         # torch's CPU build on a machine with GPUs is a choice of the user, not an error.
         on_cpu = options.device == "cpu" or options.gpus.none or self._torch_is_for_the_cpu()
         found = () if on_cpu else self._gpu_slots()
@@ -64,15 +68,12 @@ class Devices:
         self.device = usable[0].device if usable else "cpu"
         self.count = options.gpus.count or min(options.slots or len(usable), len(usable))
         self.on_slices = any(is_slice(slot) for slot in usable)
-        self.slots: tuple[Slot, ...] = () if usable else self.machine.slots("cpu", options.slots or None)
-        self.cpu_slots: tuple[Slot, ...] = ()
-        """CPU slots in addition to GPUs, for worlds that compute on the CPU; empty if the run has none of those."""
+        if usable:
+            self.slots = ()
         self.torch: TorchFacts | None = None
         """torch's view of the leased GPUs; None if torch was not asked."""
-        self.fork_trouble = ""
-        """The reason why forks of this process cannot use the GPUs, although a fresh process can."""
 
-    def look(self) -> Machine:
+    def look(self) -> GpuMachine:
         """Inspect the machine now, restricted to the GPUs that CUDA shows and that the options name."""
         machine = detect_machine(library=self.probe.library)
         variable = variable_of(machine)
@@ -95,11 +96,7 @@ class Devices:
 
     def _torch_is_for_the_cpu(self) -> bool:
         """Whether the user did not ask for GPUs and the installed torch could not use one."""
-        asked = (
-            self.options.gpus.required
-            or is_accelerator(self.options.device)
-            or bool(accelerated(self.options.backend))
-        )
+        asked = asked_accelerator(self.options)
         return not asked and self.probe.compute == "cuda" and not has_accelerator()
 
     @property
@@ -141,11 +138,9 @@ class Devices:
             self.cpu_slots = slots
 
     def threads(self, shape: WorldShape) -> int:
-        """Number of compute threads of a rank: a CPU slot is a core; a GPU slot has its share of the others."""
+        """Return the number of compute threads of a rank: a GPU slot has its share of the cores without a CPU slot."""
         if shape.device == "cpu":
-            # There may be more slots than cores, for worlds that mostly wait.
-            cores = min(len(self.cpu_slots or self.slots), self.machine.cpus)
-            return max(1, cores // shape.size)
+            return super().threads(shape)
         return max(1, (self.machine.cpus - len(self.cpu_slots)) // len(self.slots))
 
     def findings(self) -> list[str]:
@@ -225,7 +220,18 @@ class Devices:
         if self.lease is not None:
             self.lease.release()
 
-    def _idle_machine(self) -> Machine:
+    def health(
+        self, scheduler: Scheduler, suspects: Suspects, note: Callable[[str, str], None], folder: Path
+    ) -> DeviceHealth:
+        """Return the health of the GPUs. No process is started before a GPU has been used."""
+        if self.device == "cpu":
+            return super().health(scheduler, suspects, note, folder)
+        # Imported late: it imports the preflight, and most runs have no GPU.
+        from disttest.plugins.gpus.gpu_health import GpuHealth
+
+        return GpuHealth(self, scheduler, suspects, note, folder)
+
+    def _idle_machine(self) -> GpuMachine:
         """Return the machine without this process's own use: a test module may have touched a GPU at import."""
         machine = self.machine = self.look()
         gpus = tuple(
@@ -244,10 +250,7 @@ class Devices:
         }
 
     def _check(self, usable: list[Slot]) -> None:
-        gpus, asked = (
-            self.options.gpus,
-            is_accelerator(self.options.device) or bool(accelerated(self.options.backend)),
-        )
+        gpus, asked = self.options.gpus, asked_accelerator(self.options)
         error = self.machine.nvml_error.rstrip(".")
         wrong = [*self.notes(), *([error] if error else [])]
         if not usable and wrong:
@@ -255,16 +258,9 @@ class Devices:
                 f"this machine has GPUs and none can be used: {'; '.join(wrong)}. "
                 "See disttest doctor; --device cpu runs on the CPU."
             )
-        if not usable and (asked or gpus.required):
-            what = (
-                f"--device {self.options.device}"
-                if is_accelerator(self.options.device)
-                else f"--backend {accelerated(self.options.backend)[0]}"
-                if asked
-                else "--gpus"
-            )
+        if not usable and asked:
             raise NotEnoughDevices(
-                f"{what} needs a GPU, and this machine has none that works: run disttest doctor to see why, "
+                f"{asked} needs a GPU, and this machine has none that works: run disttest doctor to see why, "
                 "or drop the option to run on the CPU"
             )
         wanted = max(gpus.count, len(gpus.names))
@@ -285,21 +281,7 @@ def cpu_share(cores: int, *, gpus: int) -> int:
     return max(1, min(cores // 2, cores - gpus))
 
 
-def _check_options(options: RunOptions) -> None:
-    """Refuse contradictory options.
-
-    Raises:
-        UsageError: they contradict each other.
-    """
-    if check_provided(options.device):
-        raise UsageError(
-            f"--device {options.device} needs the command: run your tests with `disttest run --device {options.device} …`"
-        )
-    if options.gpus.none and options.device not in (AUTO, "cpu"):
-        raise UsageError(f"--gpus none and --device {options.device} contradict each other")
-
-
-def variable_of(machine: Machine) -> str:
+def variable_of(machine: GpuMachine) -> str:
     """Return the variable that restricts the GPUs of this machine for a process."""
     return next((accelerator_of(gpu.device) for gpu in machine.gpus), ACCELERATORS[0]).visible
 
@@ -307,10 +289,3 @@ def variable_of(machine: Machine) -> str:
 def visible_to(slots: tuple[Slot, ...]) -> str:
     """Return the value of that variable which shows these slots."""
     return ",".join(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu")
-
-
-def name_run(arguments: list[str]) -> str:
-    """Name this run for other runs on the host: its command, and its CI job if there is one."""
-    environ = environment()
-    job = " ".join(filter(None, map(environ.get, ("GITHUB_REPOSITORY", "GITHUB_JOB", "GITHUB_RUN_ID"))))
-    return f"disttest {' '.join(arguments)}" + (f" ({job})" if job else "")

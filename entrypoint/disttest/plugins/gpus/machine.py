@@ -1,4 +1,4 @@
-"""The resources of a machine as frozen data: GPUs as NVML describes them, CPU and memory as the cgroup grants them.
+"""The GPUs of a machine as frozen data, as NVML describes them.
 
 Sizes are in bytes. Values that could not be read keep their defaults; ``fault`` (one GPU) or ``nvml_error`` (the
 machine) gives the reason.
@@ -6,13 +6,11 @@ machine) gives the reason.
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 
 import msgspec
 
+from disttest.host.machine import Machine
 from disttest.model import Frozen, Hardware, Slot
 
 
@@ -106,36 +104,6 @@ class Gpu(Frozen):
         return f"MIG slice {self.only_slice} of {whole}" if self.only_slice else whole
 
 
-class CpuShare(Frozen):
-    """Processors that affinity and the cgroup grant to this process."""
-
-    online: int
-    """Logical processors of the host."""
-    affinity: int
-    """Number of processors that this process may run on (``taskset`` and cpusets)."""
-    quota: float | None = None
-    """Processors' worth of time per period that the cgroup grants; None without a limit."""
-
-    @property
-    def granted(self) -> int:
-        """Number of whole processors that can be kept busy at the same time, at least one."""
-        # Rounded down: with half a processor more than granted, every rank waits for its turn.
-        limit = self.affinity if self.quota is None else min(self.affinity, int(self.quota))
-        return max(1, limit)
-
-
-class Limits(Frozen):
-    """Memory and other limits of this process; None means unlimited."""
-
-    memory: int
-    """The smaller of the machine's memory and the cgroup's limit."""
-    memory_total: int
-    shm_size: int = 0
-    shm_used: int = 0
-    memlock: int | None = None
-    open_files: int | None = None
-
-
 class Fabric(Frozen):
     """An RDMA device."""
 
@@ -145,11 +113,9 @@ class Fabric(Frozen):
     state: str = ""
 
 
-class Machine(Frozen):
-    """This machine, or the share of it that this process may use."""
+class GpuMachine(Machine):
+    """This machine with its GPUs, or the share of it that this process may use."""
 
-    cpu: CpuShare
-    limits: Limits
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
     """Version of the NVIDIA kernel driver."""
@@ -161,13 +127,6 @@ class Machine(Frozen):
     device_nodes: tuple[str, ...] = ()
     """``/dev/nvidia*`` that are visible in this container."""
     fabrics: tuple[Fabric, ...] = ()
-    cgroup: str = ""
-    """``v1``, ``v2``, ``hybrid``, or empty if none is mounted."""
-
-    @property
-    def cpus(self) -> int:
-        """Whole processors granted to this process."""
-        return self.cpu.granted
 
     @property
     def usable_gpus(self) -> tuple[Gpu, ...]:
@@ -177,19 +136,15 @@ class Machine(Frozen):
     def slots(self, device: str, limit: int | None = None) -> tuple[Slot, ...]:
         """Return the first ``limit`` slots of a device type of torch (``cpu``, ``cuda``)."""
         if device == "cpu":
-            return self._cpu_slots(self.cpus if limit is None else limit)
+            return super().slots(device, limit)
         return tuple(slot for slot in self.gpu_slots() if slot.device == device)[:limit]
-
-    def _cpu_slots(self, count: int) -> tuple[Slot, ...]:
-        # CPU slots are not tied to processors: a request for more slots than processors is granted.
-        return tuple(Slot(name=f"cpu:{index}", index=index) for index in range(count))
 
     def gpu_slots(self) -> tuple[Slot, ...]:
         """Return the slots of all usable GPUs, of any type."""
         groups = group_gpus(self.gpus)
         return tuple(slot for gpu in self.usable_gpus for slot in slots_of(gpu, groups[gpu.index]))
 
-    def restricted_to(self, visible: str) -> Machine:
+    def restricted_to(self, visible: str) -> GpuMachine:
         """Return this machine with only the GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names, in its order."""
         # As in CUDA, the list ends at the first entry that names no GPU.
         chosen: list[Gpu] = []
@@ -202,16 +157,11 @@ class Machine(Frozen):
 
     def hardware(self) -> Hardware:
         """Return the part of the machine's data that reports show."""
-        return Hardware(
-            cpus=self.cpus,
+        return msgspec.structs.replace(
+            super().hardware(),
             gpus=tuple(gpu.name for gpu in self.gpus),
-            python=platform.python_version(),
-            torch=installed_torch(),
-            platform=operating_system(),
             driver=self.driver,
             cuda=self.cuda_driver,
-            memory=self.limits.memory,
-            shm=self.limits.shm_size,
             uuids=tuple(gpu.uuid for gpu in self.gpus),
         )
 
@@ -310,14 +260,6 @@ def _reach(start: Gpu, gpus: Sequence[Gpu], *, linked: bool) -> set[int]:
     return reached
 
 
-def installed_torch() -> str:
-    """Return the version of the installed torch without importing it; empty if there is none."""
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def _named(entry: str, gpu: Gpu) -> Gpu | None:
     """Return the part of a GPU that an entry names. For a slice, the GPU has that slice alone."""
     if entry.isdigit():
@@ -336,9 +278,3 @@ def _one_of_each(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
         slices = gpu.slices if known is None else (*known.slices, *gpu.slices)
         merged[gpu.index] = msgspec.structs.replace(gpu, slices=slices)
     return tuple(merged.values())
-
-
-def operating_system() -> str:
-    """Return the result of ``platform.platform()`` without starting a program."""
-    kernel, library = os.uname(), "".join(platform.libc_ver())
-    return "-".join([kernel.sysname, kernel.release, kernel.machine, *(["with", library] if library else [])])

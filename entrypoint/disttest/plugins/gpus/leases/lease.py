@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Self
 
 from disttest.errors import InfrastructureError, NotEnoughDevices
-from disttest.host.devices.machine import Gpu, Machine, part_for
-from disttest.host.leases.lockfiles import (
+from disttest.limits import LEASE_FRESH_S, LEASE_LONGEST_POLL_S, LEASE_LOOK_S, LEASE_POLL_S, LEASE_WAIT_S
+from disttest.model import Frozen, Slot
+from disttest.plugins.gpus.leases.lockfiles import (
     Holder,
     Lock,
     LockDirectory,
@@ -29,9 +30,8 @@ from disttest.host.leases.lockfiles import (
     leave_queue,
     tickets_ahead,
 )
-from disttest.host.leases.quarantine import Quarantine, QuarantineNotes
-from disttest.limits import LEASE_FRESH_S, LEASE_LONGEST_POLL_S, LEASE_LOOK_S, LEASE_POLL_S, LEASE_WAIT_S
-from disttest.model import Frozen, Slot
+from disttest.plugins.gpus.leases.quarantine import Quarantine, QuarantineNotes
+from disttest.plugins.gpus.machine import Gpu, GpuMachine, part_for
 
 _UNSEEN_SHARE = 0.05
 """Share of memory in use above which an invisible process, for example of another container, must hold it."""
@@ -115,7 +115,7 @@ class Leaser:
     def __init__(
         self,
         directory: Path,
-        inspect: Callable[[], Machine],
+        inspect: Callable[[], GpuMachine],
         *,
         on_wait: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -125,7 +125,7 @@ class Leaser:
 
         Args:
             directory: the lease directory; created if missing.
-            inspect: detects the machine, as :func:`disttest.host.devices.detect.detect_machine` does.
+            inspect: detects the machine, as :func:`disttest.plugins.gpus.detect.detect_machine` does.
             on_wait: called with the reason for waiting, whenever it changes.
             clock: a monotonic clock.
             sleep: waits some seconds.
@@ -139,7 +139,7 @@ class Leaser:
         self._on_wait = on_wait
         self._clock = clock
         self._sleep = sleep
-        self._seen: Machine | None = None
+        self._seen: GpuMachine | None = None
         self._seen_s = 0.0
         self._ahead = 0
 
@@ -176,7 +176,7 @@ class Leaser:
             states.append(state if state.obstacle else self._lock_state(state))
         return tuple(states)
 
-    def _active_notes(self, machine: Machine) -> dict[str, Quarantine]:
+    def _active_notes(self, machine: GpuMachine) -> dict[str, Quarantine]:
         slices = [part for gpu in machine.gpus for part in gpu.slices]
         holding = {(gpu.uuid, process.pid) for gpu in machine.gpus for process in gpu.processes}
         holding |= {(part.uuid, process.pid) for part in slices for process in part.processes}
@@ -193,7 +193,7 @@ class Leaser:
         holder = self._directory.read(_lock_name(slot))
         return f"held by {_render_holder(holder)}"
 
-    def _look(self, *, max_age_s: float = 0.0) -> Machine:
+    def _look(self, *, max_age_s: float = 0.0) -> GpuMachine:
         if self._seen is None or self._clock() - self._seen_s > max_age_s:
             self._seen, self._seen_s = self._inspect(), self._clock()
         return self._seen
@@ -279,7 +279,7 @@ class Leaser:
         return ""
 
 
-def _slots_with_gpus(machine: Machine) -> list[tuple[Slot, Gpu]]:
+def _slots_with_gpus(machine: GpuMachine) -> list[tuple[Slot, Gpu]]:
     gpus = {gpu.index: gpu for gpu in machine.gpus}
     healthy = [(slot, part_for(slot, gpus[slot.index])) for slot in machine.gpu_slots()]
     broken = [

@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 
-from disttest.host.devices.machine import Gpu, Machine
-from disttest.host.devices.torch_facts import TorchFacts
-from disttest.host.leases.lease import foreign_use
-from disttest.host.machine_advice import MACHINE_ADVICE, Advice, cuda_version_of
-from disttest.model import Frozen
+from disttest.host.findings import DeviceFinding, Grade
+from disttest.host.machine_advice import MACHINE_ADVICE, cuda_version_of
+from disttest.plugins.gpus.leases.lease import foreign_use
+from disttest.plugins.gpus.machine import Gpu, GpuMachine
+from disttest.plugins.gpus.torch_facts import TorchFacts
 
 _MIB = 1 << 20
 _GIB = 1 << 30
 
 
-class Grade(StrEnum):
-    """The severity of a finding."""
-
-    OK = "ok"
-    WARNING = "warning"
-    """Tests run, but slower, or not all of them."""
-    BROKEN = "broken"
-    """The device must not be used."""
-
-
-class DeviceFinding(Frozen):
-    """The result of one check of one device."""
-
-    device: str
-    """``machine``, ``GPU 3 (uuid, bus id)``, or both GPUs of a pair."""
-    check: str
-    grade: Grade = Grade.OK
-    message: str = ""
-    """The observation, in one line."""
-    advice: Advice | None = None
-    duration_s: float = 0.0
-
-
-def judge_machine(machine: Machine, torch: TorchFacts) -> tuple[DeviceFinding, ...]:
+def judge_machine(machine: GpuMachine, torch: TorchFacts) -> tuple[DeviceFinding, ...]:
     """Run all checks that need no work on the devices."""
     findings = [check(machine, torch) for check in _MACHINE_CHECKS]
     for gpu in machine.gpus:
@@ -46,7 +22,7 @@ def judge_machine(machine: Machine, torch: TorchFacts) -> tuple[DeviceFinding, .
     return tuple(findings)
 
 
-def torch_refusal(machine: Machine, torch: TorchFacts, *, needed: int) -> str:
+def torch_refusal(machine: GpuMachine, torch: TorchFacts, *, needed: int) -> str:
     """Return why torch cannot use the GPUs of a run, with advice; empty if it can.
 
     Args:
@@ -70,7 +46,7 @@ def torch_refusal(machine: Machine, torch: TorchFacts, *, needed: int) -> str:
     return ""
 
 
-def driver_too_old(machine: Machine, cuda: str, built: str = "") -> str:
+def driver_too_old(machine: GpuMachine, cuda: str, built: str = "") -> str:
     """Return why the driver cannot run a torch built for that CUDA version, with advice; empty if it can."""
     if not _is_newer(cuda, machine):
         return ""
@@ -85,7 +61,7 @@ def _built(torch: TorchFacts) -> str:
     return f"torch {torch.version} was built {kind}" if torch.version else "torch did not answer"
 
 
-def _serves(machine: Machine) -> str:
+def _serves(machine: GpuMachine) -> str:
     return (
         f"driver {machine.driver} serves up to CUDA {machine.cuda_driver}"
         if machine.driver
@@ -93,7 +69,7 @@ def _serves(machine: Machine) -> str:
     )
 
 
-def _is_newer(cuda: str, machine: Machine) -> bool:
+def _is_newer(cuda: str, machine: GpuMachine) -> bool:
     return _major(cuda) > _major(machine.cuda_driver) > 0
 
 
@@ -123,7 +99,7 @@ def _warn(device: str, check: str, message: str, slug: str) -> DeviceFinding:
     )
 
 
-def _gpus(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
+def _gpus(machine: GpuMachine, _torch: TorchFacts) -> DeviceFinding:
     """Check that NVML answers and shows the GPUs that the container was given."""
     if machine.nvml_error:
         return _broken("machine", "nvml", machine.nvml_error, "nvml-lost")
@@ -141,7 +117,7 @@ def _gpus(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     return DeviceFinding(device="machine", check="nvml", message=text)
 
 
-def _torch(machine: Machine, torch: TorchFacts) -> DeviceFinding:
+def _torch(machine: GpuMachine, torch: TorchFacts) -> DeviceFinding:
     """Check that torch is installed and was built for this machine."""
     if not torch.version:
         return _broken("machine", "torch", torch.error or "torch is not installed", "torch-unusable")
@@ -160,7 +136,7 @@ def _torch(machine: Machine, torch: TorchFacts) -> DeviceFinding:
     return DeviceFinding(device="machine", check="torch", message=", ".join(part for part in parts if part))
 
 
-def _numpy(_machine: Machine, torch: TorchFacts) -> DeviceFinding:
+def _numpy(_machine: GpuMachine, torch: TorchFacts) -> DeviceFinding:
     """torch can use NumPy, which its collectives of objects and its RPC need."""
     if torch.numpy_error:
         return _broken("machine", "numpy", f"torch cannot use NumPy: {torch.numpy_error}", "numpy-unusable")
@@ -172,14 +148,14 @@ def _major(version: str) -> int:
     return int(head) if head.isdigit() else 0
 
 
-def _cpu(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
+def _cpu(machine: GpuMachine, _torch: TorchFacts) -> DeviceFinding:
     cpu = machine.cpu
     quota = "no quota" if cpu.quota is None else f"a quota of {cpu.quota:g}"
     text = f"{cpu.granted} of {cpu.online} processors ({cpu.affinity} by affinity, {quota})"
     return DeviceFinding(device="machine", check="cpu", message=text)
 
 
-def _memory(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
+def _memory(machine: GpuMachine, _torch: TorchFacts) -> DeviceFinding:
     limits = machine.limits
     text = f"{limits.memory / _GIB:.1f} of {limits.memory_total / _GIB:.1f} GiB"
     if limits.memory < _GIB:
@@ -187,7 +163,7 @@ def _memory(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     return DeviceFinding(device="machine", check="memory", message=text)
 
 
-def _shm(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
+def _shm(machine: GpuMachine, _torch: TorchFacts) -> DeviceFinding:
     """Check shared memory, which NCCL and data loaders need. Container engines give 64 MiB by default."""
     size, used = machine.limits.shm_size, machine.limits.shm_used
     text = f"shared memory has {size // _MIB} MiB, {used // _MIB} MiB of them used"
@@ -197,7 +173,7 @@ def _shm(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     return DeviceFinding(device="machine", check="shared_memory", message=text)
 
 
-def _memlock(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
+def _memlock(machine: GpuMachine, _torch: TorchFacts) -> DeviceFinding:
     limit = machine.limits.memlock
     text = "unlimited" if limit is None else f"{limit // 1024} KiB"
     if limit is not None and machine.fabrics:
@@ -206,19 +182,19 @@ def _memlock(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     return DeviceFinding(device="machine", check="memlock", message=text)
 
 
-def _open_files(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
+def _open_files(machine: GpuMachine, _torch: TorchFacts) -> DeviceFinding:
     limit = machine.limits.open_files
     if limit is not None and limit < 1024:
         return _warn("machine", "open_files", f"only {limit} open files are allowed", "open-files")
     return DeviceFinding(device="machine", check="open_files", message=str(limit or "unlimited"))
 
 
-def _fabrics(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
+def _fabrics(machine: GpuMachine, _torch: TorchFacts) -> DeviceFinding:
     names = ", ".join(f"{fabric.name} ({fabric.kind}, {fabric.state})" for fabric in machine.fabrics)
     return DeviceFinding(device="machine", check="fabrics", message=names or "none")
 
 
-_MACHINE_CHECKS: tuple[Callable[[Machine, TorchFacts], DeviceFinding], ...] = (
+_MACHINE_CHECKS: tuple[Callable[[GpuMachine, TorchFacts], DeviceFinding], ...] = (
     _gpus,
     _torch,
     _numpy,

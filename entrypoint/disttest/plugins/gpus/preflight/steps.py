@@ -16,8 +16,16 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.host.bounded import BoundedChild, wait_children
-from disttest.host.devices.machine import Machine, is_slice, part_for
-from disttest.host.preflight.messages import (
+from disttest.limits import (
+    PREFLIGHT_CHECK_S,
+    PREFLIGHT_COLLECTIVE_MARGIN_S,
+    PREFLIGHT_COLLECTIVE_S,
+    PREFLIGHT_GRACE_S,
+    PREFLIGHT_START_S,
+    PREFLIGHT_TOTAL_S,
+)
+from disttest.plugins.gpus.machine import GpuMachine, is_slice, part_for
+from disttest.plugins.gpus.preflight.messages import (
     PAIR_CHECK,
     AnyWord,
     Began,
@@ -33,16 +41,8 @@ from disttest.host.preflight.messages import (
     Target,
     find_broken,
 )
-from disttest.limits import (
-    PREFLIGHT_CHECK_S,
-    PREFLIGHT_COLLECTIVE_MARGIN_S,
-    PREFLIGHT_COLLECTIVE_S,
-    PREFLIGHT_GRACE_S,
-    PREFLIGHT_START_S,
-    PREFLIGHT_TOTAL_S,
-)
 
-WORKER = "disttest.host.preflight.worker"
+WORKER = "disttest.plugins.gpus.preflight.worker"
 
 _MAX_LOST_PAIRS = 3
 """Number of hanging pairs after which the rest are not tried: each costs a worker and its time-out."""
@@ -60,7 +60,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     total: float = PREFLIGHT_TOTAL_S
 
 
-def targets_of(machine: Machine, *, compute: str = "cuda", cpus: int = 2) -> tuple[Target, ...]:
+def targets_of(machine: GpuMachine, *, compute: str = "cuda", cpus: int = 2) -> tuple[Target, ...]:
     """Return the devices of a machine to prove: its usable GPUs and MIG slices, otherwise some ranks on the CPU.
 
     Args:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from disttest.host.devices.mps import PIPE_VARIABLE, MpsDaemon, usable_daemon
 from disttest.model import Batch, Slot
 from disttest.options.environment import environment
 from disttest.planning.backends import CPU, backend_named
+from disttest.plugins.gpus.mps import PIPE_VARIABLE, MpsDaemon, usable_daemon
 
 # Thread blocks of a collective's kernel on one GPU, over all ranks.
 #

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, Slot, TestCase, TestResult
-from disttest.planning.breaker import (
+from disttest.plugins.gpus.breaker import (
     Breaker,
     BreakerState,
     Cleared,
@@ -15,8 +15,8 @@ from disttest.planning.breaker import (
     Prove,
     QuarantineDecision,
     find_device_sign,
-    results_not_run,
 )
+from disttest.results.verdict import results_not_run
 
 GPUS = tuple(Slot(name=f"gpu:{n}", device="cuda", index=n, uuid=f"GPU-{n}") for n in range(4))
 CPUS = (Slot(name="cpu:0"), Slot(name="cpu:1", index=1))

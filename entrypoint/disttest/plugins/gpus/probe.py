@@ -9,8 +9,8 @@ from typing import dataclass_transform
 import msgspec
 
 from disttest.host.bounded import BoundedChild
-from disttest.host.devices.machine import Gpu
 from disttest.host.fork_hazard import forks_are_like_new
+from disttest.plugins.gpus.machine import Gpu
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -67,7 +67,7 @@ class Done(ProbeMessage, tag="done"):
 AnyMessage = Asking | Driver | Found | Link | ProbeRefused | QuestionAnswered | Done
 
 
-_PROBE = "disttest.host.devices.nvml"
+_PROBE = "disttest.plugins.gpus.nvml"
 
 
 def start_probe(
@@ -81,7 +81,7 @@ def start_probe(
     """Start the child. It is a fork, which starts immediately, if no part of the driver is active in this process.
 
     Args:
-        words: further arguments of :func:`disttest.host.devices.nvml.main`.
+        words: further arguments of :func:`disttest.plugins.gpus.nvml.main`.
         library: path of the NVML library; found by the dynamic linker if empty.
         skip: indices of GPUs to leave out.
         timeout_s: limit of the whole run.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.host.devices.machine import Gpu, Peer
-from disttest.host.leases.lease import choose_slots
 from disttest.model import Slot
+from disttest.plugins.gpus.leases.lease import choose_slots
+from disttest.plugins.gpus.machine import Gpu, Peer
 
 
 def machine(count, links, paths=None):

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from disttest.host.bounded import send_to_parent
-from disttest.host.preflight.messages import (
+from disttest.plugins.gpus.preflight.messages import (
     PAIR_CHECK,
     AnyJob,
     Began,

@@ -7,16 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from disttest.host.devices.device_findings import (
-    Grade,
+from disttest.host.findings import Grade
+from disttest.host.machine import CpuShare, Limits
+from disttest.host.machine_advice import MACHINE_ADVICE, cuda_version_of
+from disttest.plugins.gpus.device_findings import (
     driver_too_old,
     judge_gpu,
     judge_machine,
     torch_refusal,
 )
-from disttest.host.devices.machine import CpuShare, Fabric, Gpu, GpuProcess, Limits, Machine, MigSlice
-from disttest.host.devices.torch_facts import TorchFacts
-from disttest.host.machine_advice import MACHINE_ADVICE, cuda_version_of
+from disttest.plugins.gpus.machine import Fabric, Gpu, GpuMachine, GpuProcess, MigSlice
+from disttest.plugins.gpus.torch_facts import TorchFacts
 
 GIB = 1 << 30
 TORCH = TorchFacts(
@@ -39,7 +40,7 @@ GPU = Gpu(
     pcie_width=16,
     pcie_max_width=16,
 )
-MACHINE = Machine(
+MACHINE = GpuMachine(
     cpu=CpuShare(online=8, affinity=8),
     limits=Limits(memory=64 * GIB, memory_total=64 * GIB, shm_size=2 * GIB, open_files=65536),
     gpus=(GPU, msgspec.structs.replace(GPU, index=4, uuid="GPU-4")),

@@ -1,57 +1,32 @@
-"""Health of a run's devices: when a slot can be handed on, and whether it can still be trusted.
+"""Health of a run's GPUs: when a slot can be handed on, and whether it can still be trusted.
 
 A GPU is handed on when the driver has released everything that the last world had on it. If failures suggest a broken
 device, the preflight is repeated there. A device that fails it, or that the driver declares broken, is taken out of
-use. Nothing here waits: the controller's loop calls :meth:`DeviceHealth.advance`.
+use. Nothing here waits: the controller's loop calls :meth:`GpuHealth.advance`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import msgspec
+from pathlib import Path
 
 from disttest.clock import monotonic
 from disttest.errors import InfrastructureError
-from disttest.host.devices.machine import Gpu, part_for
-from disttest.host.devices.usage import GpuWatch, gpu_leftover
 from disttest.host.fork_hazard import holds_gpu
-from disttest.host.preflight.messages import Target
-from disttest.host.preflight.prover import Prover
-from disttest.host.preflight.steps import WORKER, targets_of
 from disttest.host.proc import sees_host_pids
 from disttest.limits import DEVICE_POLL_S, GPU_PROOF_WAIT_S, GPU_RELEASE_S, GPU_SLOW_RELEASE_S, IDLE_S
-from disttest.model import Cause, Frozen, Outcome, Slot, TestResult
-from disttest.planning.breaker import Breaker, BreakerState, Cleared, GiveUp, Prove, QuarantineDecision
+from disttest.model import Batch, Slot, TestResult
 from disttest.planning.schedule import Scheduler
-from disttest.runtime.controller.run_devices import Devices
-
-
-class Suspects(Protocol):
-    """Receives decisions about tests whose failures may be the device's fault."""
-
-    def on_cleared(self) -> None:
-        """The devices work: these failures belong to their tests."""
-
-    def on_device_blamed(self, nodeids: Sequence[str], reason: str) -> None:
-        """The device that caused these failures is out of use: the tests may run again on others."""
-
-    def on_gave_up(self, nodeids: Sequence[str], reason: str) -> None:
-        """The same, but too few devices are left to continue."""
-
-
-class Vacated(Frozen):
-    """A world that has left its slots."""
-
-    batch_id: str
-    slots: tuple[Slot, ...]
-    last_test: str = ""
-    pids: tuple[int, ...] = ()
-    """Process ids of its ranks, as far as they are known."""
-    survivors: tuple[int, ...] = ()
-    """Processes that could not be killed."""
+from disttest.plugins.gpus.breaker import Breaker, BreakerState, Cleared, GiveUp, Prove, QuarantineDecision
+from disttest.plugins.gpus.machine import Gpu, part_for
+from disttest.plugins.gpus.preflight.messages import Target
+from disttest.plugins.gpus.preflight.prover import Prover
+from disttest.plugins.gpus.preflight.steps import WORKER, targets_of
+from disttest.plugins.gpus.run_gpus import GpuDevices
+from disttest.plugins.gpus.shared_gpus import SharedGpus
+from disttest.plugins.gpus.usage import GpuWatch, gpu_leftover
+from disttest.runtime.controller.devices import DeviceHealth, Suspects, Vacated
 
 
 @dataclass(kw_only=True)
@@ -66,15 +41,16 @@ class _WaitingSlot:
     """Slot name -> description of the process that held it at the last look."""
 
 
-class DeviceHealth:
-    """Device health of one run."""
+class GpuHealth(DeviceHealth):
+    """Health of the GPUs of one run."""
 
     def __init__(
         self,
-        devices: Devices,
+        devices: GpuDevices,
         scheduler: Scheduler,
         suspects: Suspects,
         note: Callable[[str, str], None],
+        folder: Path,
         *,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -85,12 +61,13 @@ class DeviceHealth:
             scheduler: receives which slots are free, on hold and lost.
             suspects: receives the decisions about suspicious failures.
             note: takes a message and the node id of its test.
+            folder: folder for the pipes and logs of MPS daemons.
             clock: a monotonic clock.
         """
+        super().__init__(scheduler, note)
         self._devices = devices
-        self._scheduler = scheduler
         self._suspects = suspects
-        self._note = note
+        self._shared = SharedGpus(folder, lambda message: note(message, ""))
         self._clock = clock
         self._breaker = Breaker(devices.slots)
         self._gpus = {gpu.index: gpu for gpu in devices.machine.gpus}
@@ -105,11 +82,9 @@ class DeviceHealth:
         self._prover: Prover | None = None
         # Slot name -> the driver's fault report, for slots without a decision yet.
         self._faults: dict[str, str] = {}
-        self.broken: dict[str, str] = {}
-        """Slot name -> reason why it is out of use."""
 
     def begin(self) -> None:
-        """Load the driver while the first worlds run, so that no world waits for it."""
+        """Load the driver while the first worlds run."""
         if self._asks_driver:
             self._ask()
 
@@ -161,16 +136,27 @@ class DeviceHealth:
         """Whether it is undecided if a test's failure was the device's fault."""
         return self._breaker.suspects(nodeid)
 
+    def variables(self, batch: Batch, slots: tuple[Slot, ...]) -> Mapping[str, str]:
+        """Return the environment of ranks that share a GPU."""
+        return self._shared.variables(batch, slots)
+
+    def judged(self, batch: Batch, slots: tuple[Slot, ...], *, good: bool) -> None:
+        """Handle the result of a test."""
+        self._shared.judged(batch, slots, good=good)
+
+    def world_ended(self, batch: Batch, slots: tuple[Slot, ...], *, well: bool) -> None:
+        """Handle the end of a world."""
+        self._shared.world_ended(batch, slots, well=well)
+
     def vacate(self, world: Vacated) -> None:
         """Hand the slots of a world on as soon as its GPUs are released."""
-        if world.survivors:
-            self._abandon(world)
         # The memory of a process that has ended may be in use for a while: the driver decides when the GPU is free.
-        elif self._asks_driver and any(slot.device != "cpu" for slot in world.slots):
+        on_gpus = self._asks_driver and any(slot.device != "cpu" for slot in world.slots)
+        if on_gpus and not world.survivors:
             self._waiting.append(_WaitingSlot(world=world, since_s=self._clock()))
             self._ask()
         else:
-            self._scheduler.ended(world.batch_id)
+            super().vacate(world)
 
     def advance(self, in_use: Collection[str]) -> None:
         """Advance all pending decisions without waiting.
@@ -192,9 +178,12 @@ class DeviceHealth:
 
     def close(self) -> None:
         """End the helper processes."""
-        self._watch.close()
-        if self._prover is not None:
-            self._prover.kill()
+        try:
+            self._shared.finish()
+        finally:
+            self._watch.close()
+            if self._prover is not None:
+                self._prover.kill()
 
     # --- handing on
 
@@ -205,13 +194,10 @@ class DeviceHealth:
                 entry.asked = True
 
     def _abandon(self, world: Vacated) -> None:
-        pids = ", ".join(map(str, world.survivors))
-        names = ", ".join(slot.name for slot in world.slots)
-        self._note(f"{names}: no longer used, because processes could not be killed: {pids}", world.last_test)
         for slot in world.slots:
             if self._devices.lease is not None and slot.device != "cpu":
                 self._devices.lease.leave_to_heirs(slot)
-        self._scheduler.ended(world.batch_id, quarantined=world.slots)
+        super()._abandon(world)
 
     def _apply_driver_report(self, gpus: Mapping[int, Gpu]) -> None:
         waiting, self._waiting = self._waiting, []
@@ -340,9 +326,3 @@ def _holds_unseen() -> bool:
 
 def _fault_of(gpu: Gpu) -> str:
     return gpu.fault if gpu.label in gpu.fault else f"{gpu.label}: {gpu.fault}"
-
-
-def blame_device(result: TestResult, reason: str) -> TestResult:
-    """Turn the failure of a test into an infrastructure error of its device."""
-    message = f"{result.message} (not the test's fault: {reason})"
-    return msgspec.structs.replace(result, outcome=Outcome.ERROR, cause=Cause.INFRASTRUCTURE, message=message)

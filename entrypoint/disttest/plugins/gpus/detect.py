@@ -8,16 +8,10 @@ from pathlib import Path
 import msgspec
 
 from disttest.host.bounded import Ended, wait_children
-from disttest.host.devices.cpu import (
-    cgroup_version,
-    detect_cgroups,
-    detect_cpu,
-    detect_fabrics,
-    detect_limits,
-    read_text,
-)
-from disttest.host.devices.machine import Gpu, Machine, Peer, used_by_others
-from disttest.host.devices.probe import (
+from disttest.host.cpu import detect_host, read_text
+from disttest.limits import DRIVER_STALL_S, DRIVER_TOTAL_S
+from disttest.plugins.gpus.machine import Fabric, Gpu, GpuMachine, Peer, used_by_others
+from disttest.plugins.gpus.probe import (
     AnyMessage,
     Asking,
     Done,
@@ -27,8 +21,10 @@ from disttest.host.devices.probe import (
     ProbeRefused,
     start_probe,
 )
-from disttest.host.devices.torch_facts import TorchFacts, ask_torch
-from disttest.limits import DRIVER_STALL_S, DRIVER_TOTAL_S
+from disttest.plugins.gpus.torch_facts import TorchFacts, ask_torch
+
+_AMAZON = "0x1d0f"
+"""PCI vendor of EFA devices."""
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -53,7 +49,7 @@ def detect_machine(
     root: Path = Path("/"),
     timeout_s: float = DRIVER_TOTAL_S,
     stall_s: float = DRIVER_STALL_S,
-) -> Machine:
+) -> GpuMachine:
     """Detect the devices and limits of this process. No GPU, no driver and no NVML are ordinary results.
 
     Args:
@@ -65,7 +61,7 @@ def detect_machine(
 
     It never raises because of the state of the machine.
     """
-    mounts = detect_cgroups(root)
+    host = detect_host(root)
     nodes = device_nodes(root)
     probed = _Probed()
     if library or nodes or has_library(root):
@@ -73,9 +69,10 @@ def detect_machine(
     gpus = probed.machine_gpus(root)
     if not gpus and (root / "dev/kfd").exists():
         gpus = _gpus_of_torch(ask_torch(timeout_s=timeout_s))
-    return Machine(
-        cpu=detect_cpu(mounts),
-        limits=detect_limits(mounts, root),
+    return GpuMachine(
+        cpu=host.cpu,
+        limits=host.limits,
+        cgroup=host.cgroup,
         # Memory that a test module allocated on a GPU at import belongs to this run.
         gpus=tuple(used_by_others(gpu, os.getpid()) for gpu in gpus),
         driver=probed.driver.driver or kernel_driver(root),
@@ -84,7 +81,6 @@ def detect_machine(
         nvml_error=probed.error(has_nodes=bool(nodes)),
         device_nodes=nodes,
         fabrics=detect_fabrics(root),
-        cgroup=cgroup_version(mounts),
     )
 
 
@@ -217,3 +213,21 @@ def _identities(root: Path) -> list[dict[str, str]]:
         pairs = (line.partition(":")[::2] for line in read_text(path).splitlines())
         found.append({names[key.strip()]: value.strip() for key, value in pairs if key.strip() in names})
     return found
+
+
+def detect_fabrics(root: Path = Path("/")) -> tuple[Fabric, ...]:
+    """List the RDMA devices: InfiniBand, RoCE and Amazon's EFA."""
+    folder = root / "sys/class/infiniband"
+    if not folder.is_dir():
+        return ()
+    return tuple(_fabric(device) for device in sorted(folder.iterdir()))
+
+
+def _fabric(device: Path) -> Fabric:
+    port = device / "ports/1"
+    if read_text(device / "device/vendor") == _AMAZON:
+        kind = "efa"
+    else:
+        kind = "roce" if read_text(port / "link_layer") == "Ethernet" else "infiniband"
+    # The state has the form "4: ACTIVE".
+    return Fabric(name=device.name, kind=kind, state=read_text(port / "state").partition(": ")[2])

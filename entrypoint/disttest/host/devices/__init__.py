@@ -1,1 +1,0 @@
-"""The devices of this machine. ``detect`` finds them and never imports torch."""

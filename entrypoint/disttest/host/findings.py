@@ -1,0 +1,31 @@
+"""Findings about the devices of a machine."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from disttest.host.machine_advice import Advice
+from disttest.model import Frozen
+
+
+class Grade(StrEnum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Tests run, but slower, or not all of them."""
+    BROKEN = "broken"
+    """The device must not be used."""
+
+
+class DeviceFinding(Frozen):
+    """The result of one check of one device."""
+
+    device: str
+    """``machine``, ``GPU 3 (uuid, bus id)``, or both GPUs of a pair."""
+    check: str
+    grade: Grade = Grade.OK
+    message: str = ""
+    """The observation, in one line."""
+    advice: Advice | None = None
+    duration_s: float = 0.0
