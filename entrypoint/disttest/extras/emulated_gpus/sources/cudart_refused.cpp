@@ -12,6 +12,8 @@
 
 // ---- graphs
 
+REFUSE(cudaDeviceGetGraphMemAttribute)
+REFUSE(cudaDeviceSetGraphMemAttribute)
 REFUSE(cudaGraphAddNode)
 REFUSE(cudaGraphConditionalHandleCreate)
 REFUSE(cudaGraphDebugDotPrint)
@@ -21,10 +23,13 @@ REFUSE(cudaGraphGetNodes)
 REFUSE(cudaGraphInstantiateWithFlags)
 REFUSE(cudaGraphLaunch)
 REFUSE(cudaGraphNodeGetDependencies)
+REFUSE(cudaGraphRetainUserObject)
 REFUSE(cudaStreamBeginCapture)
 REFUSE(cudaStreamBeginCaptureToGraph)
 REFUSE(cudaStreamEndCapture)
 REFUSE(cudaStreamUpdateCaptureDependencies)
+REFUSE(cudaUserObjectCreate)
+REFUSE(cudaUserObjectRelease)
 
 // ---- memory pools
 

@@ -776,10 +776,15 @@ ncclResult_t refuse(const char* name) {
 }
 }  // namespace
 NCCL_FUNCTION ncclCommInitAll(ncclComm_t*, int, const int*) { return refuse(__func__); }
+NCCL_FUNCTION ncclCommGetUniqueId(ncclComm_t, ncclUniqueId*) { return refuse(__func__); }
+NCCL_FUNCTION ncclCommGrow(ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*, ncclConfig_t*) {
+  return refuse(__func__);
+}
 NCCL_FUNCTION ncclCommShrink(ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, int) { return refuse(__func__); }
 NCCL_FUNCTION ncclGroupSimulateEnd(ncclSimInfo_t*) { return refuse(__func__); }
 NCCL_FUNCTION ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) { return refuse(__func__); }
 NCCL_FUNCTION ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) { return refuse(__func__); }
+NCCL_FUNCTION ncclWinGetUserPtr(ncclComm_t, ncclWindow_t, void**) { return refuse(__func__); }
 NCCL_FUNCTION ncclSignal(int, int, int, unsigned, ncclComm_t, cudaStream_t) { return refuse(__func__); }
 NCCL_FUNCTION ncclWaitSignal(int, ncclWaitSignalDesc_t*, ncclComm_t, cudaStream_t) { return refuse(__func__); }
 NCCL_FUNCTION ncclPutSignal(const void*, size_t, ncclDataType_t, int, ncclWindow_t, size_t, int, int, unsigned,
