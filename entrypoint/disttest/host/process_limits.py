@@ -65,14 +65,16 @@ def lack_for_ranks(ranks: int, groups: tuple[CgroupMount, ...] | None = None) ->
         ranks: number of ranks of the world.
         groups: cgroups of this process; None to look them up.
     """
-    if (lack := _lack_of_open_files(ranks)) or ranks <= FEW_RANKS:
-        return lack  # a smaller world needs little, and if it reaches a limit, the notes of the run name it
+    if lack := _lack_of_open_files(ranks):
+        return lack
     # Imported late: every command imports this module, and these load `subprocess`.
     from disttest.host.cpu import detect_limits
     from disttest.host.oom import own_cgroups
 
     groups = own_cgroups() if groups is None else groups
-    return _lack_of_processes(ranks, groups) or _lack_of_memory(ranks, detect_limits(groups).memory)
+    if (lack := _lack_of_processes(ranks, groups)) or ranks <= FEW_RANKS:
+        return lack  # tests decide how much memory a smaller world needs; if it runs out, the notes of the run name it
+    return _lack_of_memory(ranks, detect_limits(groups).memory)
 
 
 def _lack_of_processes(ranks: int, groups: tuple[CgroupMount, ...]) -> str:

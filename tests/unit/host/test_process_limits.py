@@ -84,7 +84,19 @@ def test_the_memory(group: CgroupMount) -> None:
     )
 
 
-def test_small_worlds_start_in_any_case(group: CgroupMount, limits: dict[int, int]) -> None:
-    limits[resource.RLIMIT_NPROC] = 10
+def test_the_processes_of_a_small_world_are_counted_too(group: CgroupMount) -> None:
+    (group.place / "pids.max").write_text("12\n")
+    (group.place / "pids.current").write_text("2\n")
+    assert "" == lack_for_ranks(2, (group,))
+
+    (group.place / "pids.current").write_text("5\n")
+    assert (
+        "the limit on processes is 12 with 5 in use, and a world of 2 ranks needs 10: raise --pids-limit of the container"
+        == lack_for_ranks(2, (group,))
+    )
+
+
+def test_the_memory_of_a_small_world_is_that_of_its_tests(group: CgroupMount) -> None:
+    (group.place / "memory.max").write_text(str(20 << 20))
 
     assert "" == lack_for_ranks(16, (group,))
