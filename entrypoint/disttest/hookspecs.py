@@ -863,6 +863,22 @@ def disttest_rank_test(test: RankTest) -> bool:
     """
 
 
+@hookspec
+def disttest_leaks(shared_fixtures: bool) -> Sequence[str]:
+    """Rank, after each test, when the state that it changed is restored: name resources that it has left in use.
+
+    They become notes of the test. For example::
+
+        @hookimpl
+        def disttest_leaks(shared_fixtures):
+            left = 0 if shared_fixtures else board.open_channels()
+            return [f"{left} channels of the board are still open"] if left else []
+
+    Args:
+        shared_fixtures: whether fixtures of a wider scope are still set up; their resources are no leaks.
+    """
+
+
 # State is compared instead of guarded: wrapping torch's modes and functions would run tests in a different torch.
 @hookspec
 def disttest_state_facets() -> Sequence[FacetSource]:

@@ -185,6 +185,17 @@ FAILS = """
         return result
 
 
+    @hookimpl
+    def disttest_leaks(shared_fixtures):
+        fail("leaks")
+        return ["a channel of the board is open"] if os.environ.get("LEAKS") else []
+
+
+    @hookimpl
+    def disttest_make_devices(options):
+        fail("make_devices")
+
+
     @hookimpl(wrapper=True)
     def disttest_judge_attempt(attempt):
         result = yield
@@ -432,6 +443,7 @@ def test_a_field_of_the_options_is_set_by_one_plugin(failing):
     [
         ("before_test", "disttest_rank_test"),
         ("after_test", "disttest_rank_test"),
+        ("leaks", "disttest_leaks"),
         ("process_saves", "disttest_process_saves"),
         ("judge_attempt", "disttest_judge_attempt"),
         ("judge_once", "disttest_judge_attempt"),
@@ -457,6 +469,7 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
         ("hidden_variables", "disttest_hidden_variables"),
         ("processes_of_run", "disttest_processes_of_run"),
         ("set_options", "disttest_set_options"),
+        ("make_devices", "disttest_make_devices"),
         ("world_of", "disttest_world_of"),
         ("place_tests", "disttest_place_tests"),
         ("make_world", "disttest_make_world"),
@@ -585,6 +598,15 @@ def test_state_that_a_plugin_names_is_restored_between_tests_and_told(failing):
     notes = "\n".join(ended.run.notes)
     assert "placed 2 tests" in notes
     assert "2 tests outside of this process" in notes
+
+
+def test_what_a_plugin_finds_in_use_after_a_test_is_noted(failing):
+    ended = failing.run("run", "test_calls.py", "-k", "one", LEAKS="1")
+
+    assert ExitCode.PASSED == ended.exit_code, ended.output
+    assert [("a channel of the board is open",)] * 2 == [
+        each.leaks for each in ended.result("test_one").ranks
+    ]
 
 
 def test_a_check_of_a_plugin_fails_the_doctor(failing):

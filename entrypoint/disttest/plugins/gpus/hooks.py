@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from disttest.options.run import RunOptions
+    from disttest.plugins.gpus.gpu_state import GpuState
     from disttest.plugins.gpus.machine import GpuMachine
     from disttest.plugins.gpus.run_gpus import GpuDevices
+    from disttest.runtime.rank.rank_test import Rank, RankTest
 
 
 @hookimpl
@@ -26,3 +30,43 @@ def disttest_detect_machine() -> GpuMachine:
     from disttest.plugins.gpus.detect import detect_machine
 
     return detect_machine()
+
+
+@hookimpl
+def disttest_rank_configure(rank: Rank) -> None:
+    """Watch the state of the GPU, if torch is built for CUDA."""
+    torch = sys.modules.get("torch")
+    on_gpu = rank.spec.shape.device != "cpu" and torch is not None and torch.backends.cuda.is_built()
+    if on_gpu and not rank.is_launched:
+        # Not imported in ranks on the CPU: its presence loads the facets of CUDA.
+        from disttest.plugins.gpus import gpu_state
+
+        gpu_state.start(rank.spec.ranks_on_gpu)
+
+
+@hookimpl
+def disttest_group_made() -> None:
+    """Limit this rank to its share of the memory of its GPU."""
+    if (state := _state()) is not None:
+        state.share_memory()
+
+
+@hookimpl(wrapper=True, tryfirst=True)
+def disttest_rank_test(test: RankTest) -> Generator[None, bool, bool]:
+    """Record the memory in use before the test."""
+    if (state := _state()) is not None:
+        state.begin(test.item.config)
+    return (yield)
+
+
+@hookimpl
+def disttest_leaks(shared_fixtures: bool) -> Sequence[str]:
+    """Name memory of the GPU that the test has left in use."""
+    state = _state()
+    return () if state is None else state.leaks(shared_fixtures=shared_fixtures)
+
+
+def _state() -> GpuState | None:
+    """Return the state of this rank's GPU; None in other processes."""
+    module = sys.modules.get("disttest.plugins.gpus.gpu_state")
+    return None if module is None else module.state

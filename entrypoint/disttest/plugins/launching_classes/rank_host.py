@@ -290,7 +290,7 @@ class ForkHost:
     def _wait_for_gpus(self) -> None:
         """Wait for the GPU in a rank whose test has passed: work that fails later would belong to no test."""
         if self.on_gpus and self._spec.settings.verdict is VerdictRule.STRICT:
-            from disttest.runtime.rank.gpu_state import wait_for_gpus
+            from disttest.plugins.gpus.gpu_state import wait_for_gpus
 
             wait_for_gpus()
 

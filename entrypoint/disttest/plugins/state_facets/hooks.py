@@ -23,7 +23,7 @@ AREAS = (
     ("torch.utils._config_module", "torch_config"),
     ("torch.distributed", "process_groups"),
     # Loaded in ranks on GPUs only; elsewhere it would cost time and find nothing.
-    ("disttest.runtime.rank.gpu_state", "cuda_flags"),
+    ("disttest.plugins.gpus.gpu_state", "cuda_flags"),
     ("sys", "context"),
 )
 

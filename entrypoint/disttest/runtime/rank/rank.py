@@ -14,7 +14,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -54,9 +54,6 @@ from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import begin_waits, broken_groups, watch_waits
 from disttest.testing.world import World, provide_world
 
-if TYPE_CHECKING:
-    from disttest.runtime.rank.gpu_state import GpuState
-
 # Phase of a test -> the step that ends when it begins.
 _BEFORE = {"setup": "before the test", "call": "setup", "teardown": "call"}
 
@@ -73,7 +70,6 @@ class _Session:
         self.order: RunTest | None = None
         self.phase = phase
         self.marks = marks
-        self.gpu: GpuState | None = None
         self.rank = Rank(spec, session.config, channel)
         runs_one = spec.isolation is Isolation.FRESH
         self.restorer = state_snapshot.StateRestorer(
@@ -91,8 +87,6 @@ class _Session:
         # Changes by fixtures of a wider scope must survive the test.
         if shared_fixtures(self.session) > self.shared_before:
             self.restorer.note_call()
-        if self.gpu is not None:
-            self.gpu.note_call()
 
     def scratch(self) -> Path:
         """Create the directory that the ranks of the running test share; skip the test if the nodes share none."""
@@ -134,8 +128,6 @@ class _Session:
         if shape.device != "cpu":
             device_id = torch.device(shape.device, self.spec.device_index(torch.accelerator.device_count()))
             torch.accelerator.set_device_index(device_id.index)
-            if self.gpu is not None:
-                self.gpu.share_memory(self.spec.ranks_on_gpu)
         make_default_group(
             shape,
             self.spec.rank,
@@ -194,7 +186,6 @@ def serve(
     plugins.add_core(Protocol(items), "protocol")
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
-    state.gpu = _watch_gpu(session.config) if spec.shape.device != "cpu" else None
     own_tmp_path(session.config, spec.scratch)
     speed_up_log_capture()
     marks.mark("start")
@@ -294,18 +285,17 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     # The same on all ranks, and independent of the tests that ran before. `hash()` depends on PYTHONHASHSEED.
     seed = zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed
     state_snapshot.reseed(seed)
-    if state.gpu is not None:
-        state.gpu.begin()
     test = RankTest(state.rank, order, items[order.nodeid], seed)
     plugin_error = run_with_plugins(test)
     state.marks.mark("teardown")
     shared = bool(shared_fixtures(session))
     cleanup = state.restorer.end(shared_fixtures=shared)
-    of_gpu = state.gpu.leaks(shared_fixtures=shared) if state.gpu else ()
+    left: list[str] = []
+    plugin_error = plugin_error or _error_of(lambda: left.extend(_leaks_of_plugins(shared_fixtures=shared)))
     flush_output()
     plugin_error = plugin_error or save()
     state.marks.mark("after the test")
-    leaks = (*cleanup.leaks, *of_gpu, *watchdog.stop_leftover())
+    leaks = (*cleanup.leaks, *left, *watchdog.stop_leftover())
     state.channel.send(
         TestDone(
             leaks=tuple(map(clean_text, leaks)),
@@ -353,16 +343,9 @@ def _error_of(call: Callable[[], object]) -> str:
     return ""
 
 
-def _watch_gpu(config: pytest.Config) -> GpuState | None:
-    """Watch the state of the GPU, if torch is built for CUDA."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.backends.cuda.is_built():
-        return None
-    from disttest.runtime.rank.gpu_state import GpuState
-
-    care = GpuState()
-    config.pluginmanager.register(care, "disttest-gpu")
-    return care
+def _leaks_of_plugins(*, shared_fixtures: bool) -> list[str]:
+    found = plugin_manager().items("disttest_leaks", str, shared_fixtures=shared_fixtures)
+    return [leak for _, leak in found]
 
 
 def own_tmp_path(config: pytest.Config, base: Path) -> None:

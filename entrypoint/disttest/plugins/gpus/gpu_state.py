@@ -23,28 +23,37 @@ _WORTH_NAMING = 1 << 20
 
 
 class GpuState:
-    """The pytest plugin of a rank on a GPU."""
+    """The pytest plugin of a rank on a GPU.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: number of ranks on this GPU.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
         self._failed = False
         self._before = self._at_call = 0
 
-    def share_memory(self, ranks: int) -> None:
+    def share_memory(self) -> None:
         """Limit this rank to its share of the memory of a GPU that several ranks share.
 
         The first rank that exceeds its share then fails. Without the limit, the rank that allocates last fails, which
         may be innocent.
         """
-        if ranks > 1:
+        if self._ranks > 1:
             total = _cuda.get_device_properties(_cuda.current_device()).total_memory
-            _cuda.set_per_process_memory_fraction(max(0.0, 1 / ranks - _CONTEXT_BYTES / total))
+            _cuda.set_per_process_memory_fraction(max(0.0, 1 / self._ranks - _CONTEXT_BYTES / total))
 
-    def begin(self) -> None:
+    def begin(self, config: pytest.Config) -> None:
         """Record the memory in use before a test."""
+        # Not earlier: when a rank starts, it removes the hooks for reports from all plugins of pytest.
+        if not config.pluginmanager.is_registered(self):
+            config.pluginmanager.register(self, "disttest-gpu")
         self._failed = False
         self._before = self._at_call = _in_use()
 
-    def note_call(self) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
         """Record the memory in use after set-up."""
         self._at_call = _in_use()
 
@@ -80,6 +89,16 @@ class GpuState:
         return (
             f"memory of cuda:{_cuda.current_device()}: {more / (1 << 20):.1f} MiB more in use than before",
         )
+
+
+state: GpuState | None = None
+"""The state of this rank; None in a process that is not a rank on a GPU."""
+
+
+def start(ranks: int) -> None:
+    """Watch the GPU of this rank, which this number of ranks share."""
+    global state
+    state = GpuState(ranks)
 
 
 def _in_use() -> int:
