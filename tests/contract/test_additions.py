@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import disttest.plugins.gpus.device_findings as machine_checks
-from disttest.host.machine_advice import MACHINE_ADVICE
 from disttest.options.option import Option
 from disttest.options.registry import OPTIONS, RUN_OPTIONS
 from disttest.options.run import RunOptions
 from disttest.plugin_manager import plugin_manager
+from disttest.plugins.gpus.machine_advice import MACHINE_ADVICE
 from disttest.reports.write import reporters
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,13 +14,13 @@ import pytest
 
 from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
 from disttest.host.machine import CpuShare
-from disttest.limits import GPU_RELEASE_S
 from disttest.model import Batch, Isolation, Outcome, TestResult, WorldShape
 from disttest.options.run import resolve_options
 from disttest.planning.schedule import BatchScheduler
 from disttest.plugins.gpus.gpu_health import GpuHealth
 from disttest.plugins.gpus.leases.lease import Leaser
 from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
+from disttest.plugins.gpus.limits import GPU_RELEASE_S
 from disttest.plugins.gpus.run_gpus import GpuDevices
 from disttest.runtime.controller.devices import Vacated
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from disttest.host.machine_advice import Advice
 from disttest.model import Frozen
+
+
+class Advice(Frozen):
+    """One line of advice. ``slug`` names its entry in the docs, which ``disttest explain`` prints."""
+
+    slug: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.action} (disttest explain {self.slug})"
 
 
 class Grade(StrEnum):

@@ -5,28 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
-from disttest.model import Frozen
-
-
-class Probe(Frozen):
-    """How devices are queried and proved. Other values than the defaults are for disttest's own tests."""
-
-    library: str = ""
-    """Path of the NVML library; found by the dynamic linker unless given."""
-    compute: str = "cuda"
-    """Device type on which the preflight computes."""
-    worker: str = ""
-    """Module of the preflight's workers."""
-
-
-def read_probe(environ: Mapping[str, str] | None = None) -> Probe:
-    """Return the probe that ``DISTTEST_PROBE`` describes as JSON."""
-    text = (environment() if environ is None else environ).get("DISTTEST_PROBE")
-    return msgspec.json.decode(text, type=Probe) if text else Probe()
-
-
 HASH_SEED = "PYTHONHASHSEED"
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from disttest.host.findings import Grade
 from disttest.host.machine import CpuShare, Limits
-from disttest.host.machine_advice import MACHINE_ADVICE, cuda_version_of
 from disttest.plugins.gpus.device_findings import (
     driver_too_old,
     judge_gpu,
@@ -17,6 +16,7 @@ from disttest.plugins.gpus.device_findings import (
     torch_refusal,
 )
 from disttest.plugins.gpus.machine import Fabric, Gpu, GpuMachine, GpuProcess, MigSlice
+from disttest.plugins.gpus.machine_advice import MACHINE_ADVICE, cuda_version_of
 from disttest.plugins.gpus.torch_facts import TorchFacts
 
 GIB = 1 << 30

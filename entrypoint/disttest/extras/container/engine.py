@@ -18,8 +18,8 @@ from docker.utils import kwargs_from_env
 from disttest.errors import EngineError, UsageError
 from disttest.extras.container.gpus import CDI_KIND, EngineGpus
 from disttest.extras.container.limits import ENGINE_ANSWER_S, ENGINE_PING_S
-from disttest.host.machine_advice import MACHINE_ADVICE, AdviceTable, Known
 from disttest.model import Frozen
+from disttest.plugins.gpus.machine_advice import MACHINE_ADVICE, AdviceTable, Known
 
 
 class Endpoint(Frozen):

@@ -38,7 +38,7 @@ def doctor(
         render_diagnosis_junit,
         render_json,
     )
-    from disttest.options.environment import read_probe
+    from disttest.plugins.gpus.detect import read_probe
     from disttest.plugins.gpus.leases.lockfiles import usual_directory
     from disttest.plugins.gpus.preflight.messages import Level
 

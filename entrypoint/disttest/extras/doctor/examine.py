@@ -16,7 +16,6 @@ import disttest
 from disttest.errors import ExitCode
 from disttest.host.findings import DeviceFinding, Grade
 from disttest.host.leftovers.shared_memory import ShmEntry, is_abandoned, unused_entries
-from disttest.host.machine_advice import MACHINE_ADVICE
 from disttest.model import Cause, Frozen, Outcome, TestCase, TestResult
 from disttest.plugin_manager import plugin_manager
 from disttest.plugins.gpus.detect import detect_machine
@@ -24,6 +23,7 @@ from disttest.plugins.gpus.device_findings import judge_machine
 from disttest.plugins.gpus.leases.lease import Leaser, SlotState
 from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
 from disttest.plugins.gpus.machine import GpuMachine
+from disttest.plugins.gpus.machine_advice import MACHINE_ADVICE
 from disttest.plugins.gpus.preflight.messages import Check, Level, PreflightResult, Target
 from disttest.plugins.gpus.preflight.prover import Prover
 from disttest.plugins.gpus.preflight.steps import WORKER, Bounds, targets_of

@@ -9,7 +9,9 @@ import msgspec
 
 from disttest.host.bounded import Ended, wait_children
 from disttest.host.cpu import detect_host, read_text
-from disttest.limits import DRIVER_STALL_S, DRIVER_TOTAL_S
+from disttest.model import Frozen
+from disttest.options.environment import environment
+from disttest.plugins.gpus.limits import DRIVER_STALL_S, DRIVER_TOTAL_S
 from disttest.plugins.gpus.machine import Fabric, Gpu, GpuMachine, Peer, used_by_others
 from disttest.plugins.gpus.probe import (
     AnyMessage,
@@ -41,6 +43,23 @@ _LIBRARY_FOLDERS = (
 )
 
 _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+
+
+class Probe(Frozen):
+    """How devices are queried and proved. Other values than the defaults are for disttest's own tests."""
+
+    library: str = ""
+    """Path of the NVML library; found by the dynamic linker unless given."""
+    compute: str = "cuda"
+    """Device type on which the preflight computes."""
+    worker: str = ""
+    """Module of the preflight's workers."""
+
+
+def read_probe() -> Probe:
+    """Return the probe that ``DISTTEST_PROBE`` describes as JSON."""
+    text = environment().get("DISTTEST_PROBE")
+    return msgspec.json.decode(text, type=Probe) if text else Probe()
 
 
 def detect_machine(

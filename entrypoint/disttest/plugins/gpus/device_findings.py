@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from disttest.host.findings import DeviceFinding, Grade
-from disttest.host.machine_advice import MACHINE_ADVICE, cuda_version_of
 from disttest.plugins.gpus.leases.lease import foreign_use
 from disttest.plugins.gpus.machine import Gpu, GpuMachine
+from disttest.plugins.gpus.machine_advice import MACHINE_ADVICE, cuda_version_of
 from disttest.plugins.gpus.torch_facts import TorchFacts
 
 _MIB = 1 << 20

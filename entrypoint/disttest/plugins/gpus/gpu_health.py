@@ -15,10 +15,11 @@ from disttest.clock import monotonic
 from disttest.errors import InfrastructureError
 from disttest.host.fork_hazard import holds_gpu
 from disttest.host.proc import sees_host_pids
-from disttest.limits import DEVICE_POLL_S, GPU_PROOF_WAIT_S, GPU_RELEASE_S, GPU_SLOW_RELEASE_S, IDLE_S
+from disttest.limits import IDLE_S
 from disttest.model import Batch, Slot, TestResult
 from disttest.planning.schedule import Scheduler
 from disttest.plugins.gpus.breaker import Breaker, BreakerState, Cleared, GiveUp, Prove, QuarantineDecision
+from disttest.plugins.gpus.limits import DEVICE_POLL_S, GPU_PROOF_WAIT_S, GPU_RELEASE_S, GPU_SLOW_RELEASE_S
 from disttest.plugins.gpus.machine import Gpu, part_for
 from disttest.plugins.gpus.preflight.messages import Target
 from disttest.plugins.gpus.preflight.prover import Prover

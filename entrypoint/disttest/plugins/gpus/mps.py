@@ -16,7 +16,7 @@ from disttest.clock import monotonic, sleep
 from disttest.host.descendants import children_of
 from disttest.host.proc import is_alive
 from disttest.host.process import Child, end_all, kill_overdue, spawn_child
-from disttest.limits import MPS_ANSWER_S, MPS_POLL_S, MPS_START_S
+from disttest.plugins.gpus.limits import MPS_ANSWER_S, MPS_POLL_S, MPS_START_S
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,8 @@ import msgspec
 
 from disttest.errors import InfrastructureError, NotEnoughDevices
 from disttest.host.findings import Grade
-from disttest.limits import LEASE_WAIT_S
 from disttest.model import Slot, WorldShape
-from disttest.options.environment import environment, read_probe
+from disttest.options.environment import environment
 from disttest.options.run import RunOptions
 from disttest.options.values import AUTO
 from disttest.planning.backends import (
@@ -23,11 +23,12 @@ from disttest.planning.backends import (
     is_accelerator,
 )
 from disttest.planning.schedule import Scheduler
-from disttest.plugins.gpus.detect import detect_machine
+from disttest.plugins.gpus.detect import detect_machine, read_probe
 from disttest.plugins.gpus.device_findings import driver_too_old, judge_machine, torch_refusal
 from disttest.plugins.gpus.leases.lease import Lease, Leaser, Request
 from disttest.plugins.gpus.leases.lockfiles import usual_directory
 from disttest.plugins.gpus.leases.quarantine import Quarantine, QuarantineNotes
+from disttest.plugins.gpus.limits import LEASE_WAIT_S
 from disttest.plugins.gpus.machine import GpuMachine, is_slice
 from disttest.plugins.gpus.torch_facts import (
     TorchFacts,
@@ -162,7 +163,7 @@ class GpuDevices(Devices):
         ]
         return [*faults, *quarantined]
 
-    def acquire(self, who: str, *, say: Callable[[str], None], timeout_s: float = LEASE_WAIT_S) -> None:
+    def acquire(self, who: str, *, say: Callable[[str], None], timeout_s: float = math.inf) -> None:
         """Lease the GPUs, and hide all others from this process and its descendants. Waits until they are free.
 
         A driver that cannot serve the installed torch is refused first.
@@ -190,7 +191,7 @@ class GpuDevices(Devices):
             count=self.count,
             who=who[:_WHO_LIMIT],
             allow_busy=self.options.allow_busy_gpus,
-            timeout_s=timeout_s,
+            timeout_s=min(timeout_s, LEASE_WAIT_S),
         )
         self.lease = leaser.take(request)
         self.slots = self.lease.slots

@@ -21,8 +21,8 @@ import msgspec
 
 from disttest.host.bounded import run_bounded, send_to_parent
 from disttest.host.fork_hazard import ask_fork, fork_hazard
-from disttest.limits import DRIVER_TOTAL_S
 from disttest.model import Frozen
+from disttest.plugins.gpus.limits import DRIVER_TOTAL_S
 
 _NO_BACKENDS = ("undefined", "fake")
 """Names in torch's list of backends that do not communicate."""

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from disttest.host.bounded import BoundedChild, Ended
-from disttest.limits import DRIVER_STALL_S
+from disttest.plugins.gpus.limits import DRIVER_STALL_S
 from disttest.plugins.gpus.machine import Gpu, used_by_others
 from disttest.plugins.gpus.probe import AnyMessage, Asking, Found, ProbeRefused, QuestionAnswered, start_probe
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 from disttest.errors import UsageError
 from disttest.host.cpu import detect_host
 from disttest.host.machine import Machine
-from disttest.limits import IDLE_S, LEASE_WAIT_S
+from disttest.limits import IDLE_S
 from disttest.model import Batch, Frozen, Slot, TestResult, WorldShape
 from disttest.options.environment import environment
 from disttest.options.run import RunOptions
@@ -111,7 +112,7 @@ class Devices:
         """List findings about the machine for the reader of the reports; empty if all is well."""
         return []
 
-    def acquire(self, who: str, *, say: Callable[[str], None], timeout_s: float = LEASE_WAIT_S) -> None:
+    def acquire(self, who: str, *, say: Callable[[str], None], timeout_s: float = math.inf) -> None:
         """Reserve the devices for this run, and hide all others from this process and its descendants.
 
         Waits until they are free.

@@ -19,7 +19,7 @@ from disttest.clock import monotonic
 from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
-from disttest.limits import LEASE_WAIT_S, REFUSAL_S
+from disttest.limits import REFUSAL_S
 from disttest.model import Frozen, Slot, TestCase, WorldKind
 from disttest.outgoing import outgoing, shorten
 from disttest.planning.timings import Timings, hardware_key
@@ -362,7 +362,7 @@ class RunSession:
             return
         left_s = self.deadline_s - monotonic() if self.deadline_s else math.inf
         # Leave time before the deadline to report that the GPUs did not become free.
-        wait_s = min(left_s - min(REFUSAL_S, left_s / 4), LEASE_WAIT_S)
+        wait_s = left_s - min(REFUSAL_S, left_s / 4)
         try:
             self.devices.acquire(name_run(self.config.args), say=self._say, timeout_s=wait_s)
         except DisttestError as error:

@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Self
 
 from disttest.errors import InfrastructureError, NotEnoughDevices
-from disttest.limits import LEASE_FRESH_S, LEASE_LONGEST_POLL_S, LEASE_LOOK_S, LEASE_POLL_S, LEASE_WAIT_S
 from disttest.model import Frozen, Slot
 from disttest.plugins.gpus.leases.lockfiles import (
     Holder,
@@ -31,6 +30,13 @@ from disttest.plugins.gpus.leases.lockfiles import (
     tickets_ahead,
 )
 from disttest.plugins.gpus.leases.quarantine import Quarantine, QuarantineNotes
+from disttest.plugins.gpus.limits import (
+    LEASE_FRESH_S,
+    LEASE_LONGEST_POLL_S,
+    LEASE_LOOK_S,
+    LEASE_POLL_S,
+    LEASE_WAIT_S,
+)
 from disttest.plugins.gpus.machine import Gpu, GpuMachine, part_for
 
 _UNSEEN_SHARE = 0.05

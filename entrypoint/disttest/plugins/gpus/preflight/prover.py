@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from disttest.host.bounded import BoundedChild, send_to_parent, wait_children
-from disttest.limits import DRIVER_TOTAL_S, PREFLIGHT_MARGIN_S
+from disttest.plugins.gpus.limits import DRIVER_TOTAL_S, PREFLIGHT_MARGIN_S
 from disttest.plugins.gpus.preflight.messages import Level, PreflightResult, Target
 from disttest.plugins.gpus.preflight.steps import WORKER, Bounds, prove_all
 from disttest.plugins.gpus.torch_facts import TorchFacts, local_torch_facts, look_at_devices

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.host.bounded import BoundedChild, wait_children
-from disttest.limits import (
+from disttest.plugins.gpus.limits import (
     PREFLIGHT_CHECK_S,
     PREFLIGHT_COLLECTIVE_MARGIN_S,
     PREFLIGHT_COLLECTIVE_S,

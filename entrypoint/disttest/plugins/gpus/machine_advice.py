@@ -8,17 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from disttest.model import Frozen
-
-
-class Advice(Frozen):
-    """One line of advice. ``slug`` names its entry in the docs, which ``disttest explain`` prints."""
-
-    slug: str
-    action: str
-
-    def __str__(self) -> str:
-        return f"{self.action} (disttest explain {self.slug})"
+from disttest.host.findings import Advice
 
 
 class Known(NamedTuple):
