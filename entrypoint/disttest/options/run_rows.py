@@ -86,10 +86,6 @@ RUN_OPTIONS = (
         repeated=True,
         shapes_tests=True,
     ),
-    of_every_run("allow-busy-gpus", SWITCH, "Take GPUs that processes of others use, too.", default=False),
-    of_every_run(
-        "lease-dir", path("DIR"), "Folder in which the runs of this host lease GPUs.", plan=True, hidden=True
-    ),
     of_every_run(
         "timeout",
         SECONDS_OR_NONE,

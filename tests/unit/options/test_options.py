@@ -36,6 +36,7 @@ from disttest.options.registry import (
 from disttest.options.run import RunOptions, given_options, resolve_options
 from disttest.options.values import WHOLE, GpuShare
 from disttest.plugin_manager import Plugins
+from disttest.plugins.gpus.hooks import ALLOW_BUSY_GPUS, LEASE_DIR
 from disttest.plugins.masking.hooks import MASK
 
 
@@ -80,9 +81,6 @@ def test_every_option_has_a_field_and_a_variable():
         ("gpus", "2", GpuShare(required=True, count=2)),
         ("gpus", "device=3", GpuShare(required=True, names=("3",))),
         ("gpus", "GPU-1f, MIG-2", GpuShare(required=True, names=("GPU-1f", "MIG-2"))),
-        ("allow_busy_gpus", "true", True),
-        ("allow_busy_gpus", "False", False),
-        ("lease_dir", "/x", Path("/x")),
         ("log_limit", "64k", 65536),
         ("retries", "0", 0),
         ("retries", "3", 3),
@@ -96,6 +94,19 @@ def test_values(field, text, value):
 
     assert value == getattr(resolve_options({field: text}, environ={}), field)
     assert value == getattr(resolve_options({}, environ={variable: text}), field)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        (ALLOW_BUSY_GPUS, "true", True),
+        (ALLOW_BUSY_GPUS, "False", False),
+        (LEASE_DIR, "/x", Path("/x")),
+    ],
+)
+def test_values_of_plugins(option, text, value):
+    assert value == option.of(resolve_options({option.field: text}, environ={}))
+    assert value == option.of(resolve_options({}, environ={option.variable: text}))
 
 
 def test_a_flag_wins_over_the_variable_and_empty_means_not_set():

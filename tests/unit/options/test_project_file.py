@@ -5,6 +5,7 @@ import pytest
 from disttest.errors import UsageError
 from disttest.options.project_file import FILE_OPTIONS, read_project_settings
 from disttest.options.run import resolve_options
+from disttest.plugins.gpus.hooks import ALLOW_BUSY_GPUS
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_values_of_every_kind_become_what_a_flag_would_make_of_them(project):
 
     assert path == settings.path
     assert (60.0, 0.5, (1, 2), ("gloo",), True, project.folder / "out") == (
-        options.timeout, options.grace, options.world_sizes, options.backend, options.allow_busy_gpus, options.results
+        options.timeout, options.grace, options.world_sizes, options.backend, ALLOW_BUSY_GPUS.of(options), options.results
     )  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def test_another_kind_of_accelerator_is_a_row_and_the_gpus_that_were_found(
     monkeypatch.setenv("ZE_AFFINITY_MASK", "0,2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
 
-    devices = run_gpus.GpuDevices(RunOptions(lease_dir=tmp_path))
+    devices = run_gpus.GpuDevices(RunOptions(plugin_options={"lease_dir": str(tmp_path)}))
     devices.acquire("this test", say=pytest.fail)
     devices.release()
 

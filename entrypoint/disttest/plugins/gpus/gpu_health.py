@@ -227,7 +227,7 @@ class GpuHealth(DeviceHealth):
         slots = [slot for slot in entry.world.slots if slot.name not in self.broken and slot.index in gpus]
         now = {slot: part_for(slot, gpus[slot.index]) for slot in slots}
         faults = {slot: _fault_of(gpu) for slot, gpu in now.items() if gpu.fault}
-        ours = entry.world.pids if self._devices.options.allow_busy_gpus or _holds_unseen() else None
+        ours = entry.world.pids if self._devices.allows_busy or _holds_unseen() else None
         held = {
             slot: left
             for slot, gpu in now.items()

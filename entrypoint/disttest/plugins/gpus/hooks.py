@@ -7,6 +7,8 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
+from disttest.options.option import Option, of_every_run
+from disttest.options.values import SWITCH, path
 
 if TYPE_CHECKING:
     from disttest.options.run import RunOptions
@@ -14,6 +16,20 @@ if TYPE_CHECKING:
     from disttest.plugins.gpus.machine import GpuMachine
     from disttest.plugins.gpus.run_gpus import GpuDevices
     from disttest.runtime.rank.rank_test import Rank, RankTest
+
+
+ALLOW_BUSY_GPUS = of_every_run(
+    "allow-busy-gpus", SWITCH, "Take GPUs that processes of others use, too.", default=False
+)
+LEASE_DIR = of_every_run(
+    "lease-dir", path("DIR"), "Folder in which the runs of this host lease GPUs.", plan=True, hidden=True
+)
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """Return ``--allow-busy-gpus`` and ``--lease-dir``."""
+    return (ALLOW_BUSY_GPUS, LEASE_DIR)
 
 
 @hookimpl

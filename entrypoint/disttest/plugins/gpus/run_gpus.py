@@ -25,6 +25,7 @@ from disttest.planning.backends import (
 from disttest.planning.schedule import Scheduler
 from disttest.plugins.gpus.detect import detect_machine, read_probe
 from disttest.plugins.gpus.device_findings import driver_too_old, judge_machine, torch_refusal
+from disttest.plugins.gpus.hooks import ALLOW_BUSY_GPUS, LEASE_DIR
 from disttest.plugins.gpus.leases.lease import Lease, Leaser, Request
 from disttest.plugins.gpus.leases.lockfiles import usual_directory
 from disttest.plugins.gpus.leases.quarantine import Quarantine, QuarantineNotes
@@ -56,7 +57,8 @@ class GpuDevices(Devices):
             UsageError: the options contradict each other.
         """
         self.probe = read_probe()
-        self.directory = options.lease_dir or usual_directory()
+        self.directory = LEASE_DIR.of(options) or usual_directory()
+        self.allows_busy: bool = ALLOW_BUSY_GPUS.of(options)
         self.lease: Lease | None = None
         super().__init__(options)
         # torch's CPU build on a machine with GPUs is a choice of the user, not an error.
@@ -190,7 +192,7 @@ class GpuDevices(Devices):
         request = Request(
             count=self.count,
             who=who[:_WHO_LIMIT],
-            allow_busy=self.options.allow_busy_gpus,
+            allow_busy=self.allows_busy,
             timeout_s=min(timeout_s, LEASE_WAIT_S),
         )
         self.lease = leaser.take(request)
