@@ -82,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             f"--disttest-{option.name}",
             dest=f"disttest_{option.field}",
             metavar=option.form,
-            nargs="?" if option.is_switch else None,
+            nargs="?" if option.type.bare else None,
             help=internal
             if option.no_flag or option.hidden
             else f"{option.description} [{option.variable}]".replace("%", "%%"),

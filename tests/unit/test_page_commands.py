@@ -29,6 +29,7 @@ TYPED = {
         "docs/triage.md",
     },
     "tests/integration/test_quarantine.py::test_the_page_says_what_is_printed": {"docs/flaky-tests.md"},
+    "tests/integration/test_changed.py::test_the_page_says_what_is_printed": {"docs/run-less.md"},
     "tests/integration/test_history.py::test_the_page_says_what_is_printed": {"docs/history.md"},
     "tests/integration/test_chaos.py::test_the_examples_say_what_the_page_shows": {"docs/chaos.md"},
     "tests/integration/test_sanitizers_page.py::test_the_examples_say_what_the_page_shows": {

@@ -94,7 +94,9 @@ class RegistryCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give each switch its value."""
-        switches = {flag for each in self.params if isinstance(each, Switch) for flag in each.opts}
+        switches = {
+            flag: each.value for each in self.params if isinstance(each, Switch) for flag in each.opts
+        }
         return super().parse_args(ctx, spell_out(args, switches))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -164,6 +166,10 @@ class RelayingCommand(RegistryCommand):
 class Switch(click.Option):
     """A flag with an optional value."""
 
+    def __init__(self, *names: Any, value: Type, **more: Any) -> None:
+        super().__init__(*names, **more)
+        self.value = value
+
 
 class PytestOption(click.Option):
     """A flag of pytest, passed to it before the arguments after ``--``."""
@@ -199,11 +205,12 @@ def was_given(option: Option) -> bool:
 
 def _flag(option: Option, type_: Type, *, shown: bool) -> Decorator:
     variable = f"  [{option.variable}]" if option.has_variable else ""
+    kind: dict[str, Any] = {"cls": Switch, "value": type_} if type_.bare else {}
     return click.option(
         *option.aliases,
         option.flag,
         option.field,
-        cls=Switch if option.is_switch else click.Option,
+        **kind,
         metavar=option.form,
         help=option.description + variable,
         multiple=option.many,

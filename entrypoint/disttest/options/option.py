@@ -110,7 +110,7 @@ class Option(Frozen):
     @property
     def form(self) -> str:
         """Placeholder of the value in help and docs."""
-        return f"[{self.type.form}]" if self.is_switch else self.type.shown_form
+        return f"[{self.type.form}]" if self.type.bare else self.type.shown_form
 
     @property
     def description(self) -> str:

@@ -87,8 +87,8 @@ _OF_ANY_RUN = ("deadline", "results", "seed", "progress", "mask")
 _RUNNING = frozenset(name for _, name in plugin_manager().items("disttest_commands_that_run", str))
 
 
-PLUGIN_SWITCHES = frozenset(f"--disttest-{option.name}" for option in RUN_OPTIONS if option.is_switch)
-"""Options of the plugin that mean ``true`` without a value."""
+PLUGIN_SWITCHES = {f"--disttest-{option.name}": option.type for option in RUN_OPTIONS if option.type.bare}
+"""Options of the plugin that need no value, with their types."""
 
 
 def options_of(command: str) -> tuple[Option, ...]:

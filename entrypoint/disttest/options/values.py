@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -73,6 +72,10 @@ class Type(Frozen):
     """Converts a value to text, for the default."""
     choices: tuple[str, ...] = ()
     """All values, if they can be listed."""
+    bare: str = ""
+    """The value of a flag without a value; empty if it needs one."""
+    follows: Callable[[str], bool] = lambda _: False
+    """Whether a word is the value of the bare flag in front of it."""
     provided: Callable[[], Iterable[str]] = tuple
     """Returns the forms of values that plugins add; called only when the type is shown."""
 
@@ -274,7 +277,13 @@ SECONDS_OR_NONE = Type(form="SECONDS", parse=_seconds_or_none, show="{:g}".forma
 """A time limit; 0 means none."""
 RATIO = Type(form="0…1", parse=_ratio, show="{:g}".format)
 BYTES = Type(form="SIZE", parse=parse_bytes, show=_show_bytes)
-SWITCH = Type(form="true|false", parse=_switch, choices=("true", "false"))
+SWITCH = Type(
+    form="true|false",
+    parse=_switch,
+    choices=("true", "false"),
+    bare="true",
+    follows=lambda word: word.lower() in ("true", "false"),
+)
 WORLD_SIZES = Type(form="N[,N…]", parse=_world_sizes)
 NAMES = Type(form="NAME[,NAME…]", parse=_names)
 MODULES = Type(form="NAME[,NAME…]", parse=_modules)
@@ -282,12 +291,12 @@ ISOLATION = one_of(AUTO, *Isolation, make=_isolation)
 LINES = Type(form="VALUE", parse=_values)
 
 
-def spell_out(words: Sequence[str], switches: AbstractSet[str]) -> list[str]:
-    """Return the words of a command line with the value of each switch in the same word."""
+def spell_out(words: Sequence[str], switches: Mapping[str, Type]) -> list[str]:
+    """Return the words of a command line with the value of each flag that needs none in the same word."""
     spelled: list[str] = []
     for word in words:
-        if spelled and spelled[-1] in switches and word.lower() in SWITCH.choices:
+        if spelled and spelled[-1] in switches and switches[spelled[-1]].follows(word):
             spelled[-1] += f"={word}"
         else:
             spelled.append(word)
-    return [f"{word}=true" if word in switches else word for word in spelled]
+    return [f"{word}={switches[word].bare}" if word in switches else word for word in spelled]

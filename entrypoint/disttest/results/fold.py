@@ -233,7 +233,10 @@ class Folding:
         # The second such event is the controller's.
         if self.started is not None:
             self.called_at_s = self.started.at_s
-            event = msgspec.structs.replace(event, argv=self.started.argv, invocation=self.started.invocation)
+            asked = self.started.invocation
+            # Plugins of the controller add data, for example about a selection of tests.
+            invocation = msgspec.structs.replace(asked, data={**event.invocation.data, **asked.data})
+            event = msgspec.structs.replace(event, argv=self.started.argv, invocation=invocation)
         self.started = event
 
     def finish_test(self, result: TestResult) -> None:

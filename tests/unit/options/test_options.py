@@ -323,6 +323,7 @@ VALUES = {
     "one-world": "true", "cpu-steps": "true",
     "native-stacks": "true", "isolate-files": "true", "fast-spawn": "false",
     "sanitize": "order", "deadlock": "report", "record": "all", "perturb": "cpu:2",
+    "record-coverage": "true",
 }  # fmt: skip
 
 

@@ -78,12 +78,15 @@ def _foreign_flag(option: Option) -> Decorator:
         words = context.meta.setdefault(_HANDED_ON, [])
         for value in given if option.many else (given,):
             if value is not None:
-                words.extend([f"{option.flag}={value}"] if option.is_switch else [option.flag, value])
+                words.extend([f"{option.flag}={value}"] if option.type.bare else [option.flag, value])
 
+    kind: dict[str, Any] = (
+        {"cls": HandedOnSwitch, "value": option.type} if option.type.bare else {"cls": HandedOnOption}
+    )
     return click.option(
         *option.aliases,
         option.flag,
-        cls=HandedOnSwitch if option.is_switch else HandedOnOption,
+        **kind,
         multiple=option.many,
         callback=set_value,
         expose_value=False,

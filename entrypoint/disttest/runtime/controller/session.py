@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -74,7 +74,10 @@ class TestSelection(Frozen):
     kept: frozenset[str]
     """Node ids."""
     notes: tuple[tuple[str, str], ...] = ()
-    """Node id and note for the report."""
+    """Node id and note for the report; a note without a node id is about the run."""
+    data: Any = None
+    """A :class:`disttest.model.Frozen` struct or JSON data for ``Invocation.data[NAME]``, where NAME is the last part of the
+    plugin's name; None for none."""
 
 
 class RunSession:
@@ -122,6 +125,8 @@ class RunSession:
         # Folder of the logs in that case.
         self._kept_logs: Path | None = None
         self._selection_notes: list[tuple[str, str]] = []
+        # Plugin name -> its data about the selection.
+        self._selection_data: dict[str, Any] = {}
         # The reason why the shard cannot run here.
         self._refused: DisttestError | None = None
 
@@ -212,16 +217,17 @@ class RunSession:
         if self.rank_order is not None:
             return
         try:
-            selections: list[TestSelection] = plugin_manager().call(
-                "disttest_select_tests", items=items, describe=self._describe, config=self.config
-            )
+            given = {"items": items, "describe": self._describe, "config": self.config}
+            selections = plugin_manager().named("disttest_select_tests", TestSelection, **given)
         except DisttestError as error:
             # pytest completes the collection whatever a hook raises.
             self._refused = error
             items.clear()
             return
-        for selection in selections:
+        for name, selection in selections.items():
             self._selection_notes += selection.notes
+            if selection.data is not None:
+                self._selection_data[name] = msgspec.to_builtins(selection.data)
             left = [item for item in items if item.nodeid not in selection.kept]
             self.config.hook.pytest_deselected(items=left)
             items[:] = [item for item in items if item.nodeid in selection.kept]
@@ -401,6 +407,7 @@ class RunSession:
         journal = Journal(workplace.results / FILE_NAME, fd=self.work.journal)
         # The command has recorded its own options already.
         started = next(journal.events(), None)
+        invocation = started.invocation if isinstance(started, RunStarted) else invocation_of(self.config)
         recorder = self.recorder = RunRecorder(journal)
         recorder.run_started(
             run_id=secrets.token_hex(6),
@@ -411,7 +418,7 @@ class RunSession:
             cpu_slots=len(self.devices.cpu_slots) if self.devices else 0,
             plan_id=self.work.part.plan_id,
             shard=self.work.part.shard,
-            invocation=started.invocation if isinstance(started, RunStarted) else invocation_of(self.config),
+            invocation=msgspec.structs.replace(invocation, data={**invocation.data, **self._selection_data}),
         )
         for message in (*(self.devices.findings() if self.devices else ()), *self.said):
             recorder.noted(message, shown=message in self._shown)

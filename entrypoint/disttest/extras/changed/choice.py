@@ -1,0 +1,135 @@
+"""Selects the tests that a change can affect. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from disttest.extras.changed.changes import Changes
+from disttest.extras.changed.record import Record, RecordedTest, renamed
+from disttest.extras.changed.sources import UNKNOWN, Sources, Unit
+from disttest.model import Count, Frozen
+
+CANARY = "canary"
+
+
+class Reason(Frozen):
+    """Why a test runs, in the record of the run."""
+
+    why: str
+    """``new``, ``failed last time``, ``in quarantine``, ``affected``, ``everything runs`` or ``canary``."""
+    by: str = ""
+    """A changed part that it uses."""
+
+
+class Choice(Frozen):
+    """The tests of a run, and the time that it saved, in the record of the run."""
+
+    base: str
+    """The commit that the files were compared with."""
+    selected: dict[str, Reason]
+    """Node id -> reason."""
+    everything_because: str = ""
+    """Why no test was left out; empty if tests could be."""
+    left_out: Count = 0
+    saved_s: float = 0.0
+    saved_gpu_s: float = 0.0
+
+    @property
+    def canaries(self) -> int:
+        """Number of tests that run although nothing affects them."""
+        return sum(reason.why == CANARY for reason in self.selected.values())
+
+
+def choose(
+    tests: Sequence[str],
+    record: Record,
+    changes: Changes,
+    sources: Sources,
+    *,
+    environment: Mapping[str, str],
+    quarantined: Collection[str] = (),
+    canaries: float,
+) -> Choice:
+    """Select tests.
+
+    Args:
+        tests: node ids of the collected tests.
+        record: parts that they used in their last runs.
+        changes: the difference from the revision.
+        sources: the files as they are.
+        environment: what all tests depend on.
+        quarantined: tests that always run.
+        canaries: share of the other tests that run, at least one unless it is 0.
+    """
+    record = renamed(record, changes.renamed)
+    stale = dict(_stale(record, changes, sources))
+    known = {test: record.tests.get(test) for test in tests}
+    selected = {
+        test: reason
+        for test, recorded in known.items()
+        if (reason := _reason(record, recorded, stale, environment, is_quarantined=test in quarantined))
+    }
+    left = sorted(test for test in tests if test not in selected)
+    chosen = _sample(left, canaries, changes.head)
+    selected.update({test: Reason(why=CANARY) for test in chosen})
+    out = [recorded for test in left if test not in selected and (recorded := known[test])]
+    return Choice(
+        base=changes.base,
+        selected=selected,
+        left_out=len(out),
+        saved_s=sum(test.duration_s for test in out),
+        saved_gpu_s=sum(test.duration_s * test.gpus for test in out),
+    )
+
+
+def everything(tests: Sequence[str], base: str, because: str) -> Choice:
+    """Select all tests."""
+    return Choice(
+        base=base,
+        selected={test: Reason(why="everything runs") for test in tests},
+        everything_because=because,
+    )
+
+
+def difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Describe what differs between two environments; empty if nothing does."""
+    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if not names:
+        return ""
+    shown = [f"{name}: {before.get(name, 'none')} -> {now.get(name, 'none')}" for name in names[:3]]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _stale(record: Record, changes: Changes, sources: Sources) -> Iterator[tuple[int, str]]:
+    """Yield the places of parts that changed since a test was recorded, or since the revision."""
+    for place, (file, part, digest) in enumerate(record.units):
+        unit: Unit = (file, part)
+        if digest == UNKNOWN or unit in changes.units or sources.digest(unit) != digest:
+            yield place, f"{unit[0]}::{part}" if unit[0] and part else unit[0] or part
+
+
+def _reason(
+    record: Record,
+    test: RecordedTest | None,
+    stale: Mapping[int, str],
+    environment: Mapping[str, str],
+    *,
+    is_quarantined: bool,
+) -> Reason | None:
+    if test is None:
+        return Reason(why="new")
+    if is_quarantined:
+        return Reason(why="in quarantine")
+    if not test.passed:
+        return Reason(why="failed last time")
+    if by := difference(record.environments[test.environment], environment):
+        return Reason(why="environment", by=by)
+    found = next((stale[place] for place in test.units if place in stale), None)
+    return None if found is None else Reason(why="affected", by=found)
+
+
+def _sample(left: Sequence[str], share: float, seed: str) -> list[str]:
+    if not left or not share:
+        return []
+    return random.Random(seed).sample(left, min(len(left), max(1, round(share * len(left)))))  # noqa: S311

@@ -1,0 +1,312 @@
+"""Notes, in each process that runs tests, which functions and files of the project a test uses.
+
+Each process has its own file: a line for each test, and in a fork of it a line for each new function, because it may end
+at any instruction.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from disttest.extras.changed.sources import ALL_PYTHON, FOLDER, LOST, MODULE, WHOLE, Unit
+from disttest.hookspecs import of_pytest
+
+if TYPE_CHECKING:
+    import pytest
+
+FILES = "changed.*"
+"""Pattern of the files that processes write."""
+_IMPORTER = "<frozen importlib._bootstrap_external>"
+_SPAWNS = ("multiprocessing/popen_spawn_posix.py", "multiprocessing/popen_forkserver.py")
+"""Ends of the names of files whose functions start other interpreters, which Python's audit events do not show."""
+_SPAWN = "<spawn>"
+_HARMLESS = frozenset(
+    ("git", "uname", "cc", "c++", "gcc", "g++", "ld", "ldconfig", "nvidia-smi", "lscpu", "nproc")
+)
+"""Programs that run no code of the project."""
+_TOOL = 3
+"""A tool of ``sys.monitoring`` that Python has reserved for none."""
+
+
+class Tracer:
+    """Calls a function with each Python function that starts, in every thread.
+
+    Args:
+        on_start: receives the code.
+        once: whether one call for each function and :meth:`start` is enough.
+    """
+
+    # sys.monitoring turns itself off for a function that it has reported, and costs nothing from then on.
+    # Before Python 3.12 only a profile function leaves the trace function to coverage and debuggers.
+    def __init__(self, on_start: Callable[[CodeType], None], *, once: bool) -> None:
+        def on_event(frame: FrameType, event: str, _argument: object) -> None:
+            if event == "call":
+                on_start(frame.f_code)
+
+        def on_code(code: CodeType, _offset: int) -> object:
+            on_start(code)
+            return sys.monitoring.DISABLE if once else None  # type: ignore[attr-defined,unused-ignore]
+
+        self._on_event, self._on_code = on_event, on_code
+
+    if sys.version_info >= (3, 12):
+
+        def start(self) -> None:
+            """Begin, or report functions again that were reported before."""
+            monitoring = sys.monitoring
+            if monitoring.get_tool(_TOOL) is None:
+                monitoring.use_tool_id(_TOOL, "disttest")
+            events = monitoring.events.PY_START | monitoring.events.PY_RESUME
+            monitoring.register_callback(_TOOL, monitoring.events.PY_START, self._on_code)
+            monitoring.register_callback(_TOOL, monitoring.events.PY_RESUME, self._on_code)
+            monitoring.set_events(_TOOL, events)
+            monitoring.restart_events()
+
+        def stop(self) -> bool:
+            """End; return whether all calls were reported."""
+            intact = sys.monitoring.get_tool(_TOOL) == "disttest" and bool(sys.monitoring.get_events(_TOOL))
+            sys.monitoring.free_tool_id(_TOOL)
+            return intact
+
+    else:
+
+        def start(self) -> None:
+            """Begin, or report functions again that were reported before."""
+            if sys.getprofile() is not self._on_event:
+                threading.setprofile(self._on_event)
+                sys.setprofile(self._on_event)
+
+        def stop(self) -> bool:
+            """End; return whether all calls were reported: a test may have set another profile function."""
+            intact = sys.getprofile() is self._on_event
+            sys.setprofile(None)
+            threading.setprofile(None)
+            return intact
+
+
+class ProjectFiles(dict[str, str]):
+    """Name of a file -> its name relative to the root; empty for files that do not belong to the project."""
+
+    def __init__(self, root: str) -> None:
+        self._prefix = f"{root}/"
+
+    def __missing__(self, name: str) -> str:
+        if name.endswith(_SPAWNS):
+            return _SPAWN
+        path = os.path.realpath(name) if name.startswith("/") else ""
+        relative = path.removeprefix(self._prefix) if path.startswith(self._prefix) else ""
+        parts = relative.split("/")
+        hidden = any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in parts)
+        self[name] = "" if hidden else relative
+        return self[name]
+
+
+class Watch:
+    """Receives functions and files of the project.
+
+    Args:
+        root: root of the repository.
+        once: whether each function counts once for each test.
+    """
+
+    def __init__(self, root: str, *, once: bool) -> None:
+        self.files = ProjectFiles(root)
+        self.tracer = Tracer(self.on_start, once=once)
+
+    def begin(self) -> None:
+        """Start watching this process."""
+        _audit(self)
+        self.tracer.start()
+
+    def end(self) -> bool:
+        """Stop; return whether nothing was missed."""
+        _watching.clear()
+        return self.tracer.stop()
+
+    def on_start(self, code: CodeType) -> None:
+        """Receive a function that starts."""
+        file = self.files[code.co_filename]
+        if file:
+            self.use(ALL_PYTHON if file == _SPAWN else (file, code.co_qualname))
+
+    def use(self, unit: Unit) -> None:
+        """Receive a part of the project that is used."""
+        raise NotImplementedError
+
+    def opened(self, name: object, part: str) -> None:
+        """Receive a file that is read, or a folder that is listed."""
+        if isinstance(name, (str, bytes, os.PathLike)):
+            file = self.files[str(Path(os.fsdecode(name)).absolute())]
+            if file:
+                self.use((file, part))
+
+    def started(self, words: list[str]) -> None:
+        """Receive a program that is started, with its arguments."""
+        if Path(words[0]).name not in _HARMLESS:
+            self.use(ALL_PYTHON)
+            for word in words:
+                self.opened(word, WHOLE)
+
+
+class LoadRecorder(Watch):
+    """Notes what runs while tests are collected: once for all tests, so for each module that causes it.
+
+    Args:
+        root: root of the repository.
+    """
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, once=False)
+        self.by_module: dict[str, set[Unit]] = defaultdict(set)
+        """File -> parts that its import or its collection uses."""
+
+    def use(self, unit: Unit) -> None:
+        """Attribute a part to the module that is being imported, or to the file of the outermost frame."""
+        # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        owner = ""
+        own = unit[1] == MODULE
+        while frame is not None:
+            file = self.files[frame.f_code.co_filename]
+            if own and file == unit[0]:
+                own = False
+            elif file:
+                owner = file
+                if frame.f_code.co_name == MODULE:
+                    break
+            frame = frame.f_back
+        # pytest itself reads the files of tests, and its settings.
+        if owner or unit[1] not in (WHOLE, FOLDER):
+            self.by_module[owner or unit[0]].add(unit)
+
+
+class TestRecorder(Watch):
+    """Notes the parts that each test uses, in one process and its forks. It is a plugin of pytest there.
+
+    Args:
+        root: root of the repository.
+        folder: folder for the files of processes.
+    """
+
+    __test__ = False
+
+    def __init__(self, root: str, folder: Path) -> None:
+        super().__init__(root, once=True)
+        self._file = str(folder / FILES[:-1])
+        self._test = ""
+        self._used: set[Unit] = set()
+        self._by_fixture: dict[str, set[Unit]] = defaultdict(set)
+        self._is_fork = False
+        os.register_at_fork(after_in_child=self._in_fork)
+
+    def use(self, unit: Unit) -> None:
+        """Note a part."""
+        if unit not in self._used:
+            self._used.add(unit)
+            if self._is_fork:
+                self._write([unit])
+
+    def _in_fork(self) -> None:
+        if _watching:
+            self._is_fork, self._used = True, set()
+
+    def _write(self, units: list[Unit]) -> None:
+        line = msgspec.json.encode((self._test, units)) + b"\n"
+        # A test may close every descriptor, so none is kept open.
+        descriptor = os.open(
+            f"{self._file}{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+    @of_pytest(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Record a test."""
+        self._test, self._used = item.nodeid, set()
+        self.begin()
+        try:
+            return (yield)
+        finally:
+            if not self.end():
+                self._used.add(LOST)
+            if not self._is_fork:
+                for name in getattr(item, "fixturenames", ()):
+                    self._used |= self._by_fixture.get(name, set())
+                self._write(sorted(self._used))
+
+    @of_pytest(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """Record a fixture that later tests of this process share; they use the parts that its set-up used."""
+        if fixturedef.scope == "function":
+            return (yield)
+        before, self._used = self._used, set()
+        self.tracer.start()  # report functions that the test has used already, too
+        try:
+            return (yield)
+        finally:
+            self._by_fixture[fixturedef.argname] |= self._used
+            self._used |= before
+
+
+def read_lines(folder: Path) -> Iterator[tuple[str, list[Unit]]]:
+    """Yield the lines of the processes of a world: a test and parts that it uses. A cut line was the last of a test
+    that failed."""
+    for path in folder.glob(FILES):
+        for line in path.read_bytes().splitlines():
+            try:
+                yield msgspec.json.decode(line, type=tuple[str, list[Unit]])
+            except msgspec.DecodeError:
+                continue
+        path.unlink()
+
+
+_watching: list[Watch] = []
+"""The watch of this process. The hook of Python, which cannot be removed, does nothing without one."""
+_has_hook: list[bool] = []
+
+
+def _audit(watch: Watch) -> None:
+    _watching[:] = [watch]
+    if not _has_hook:
+        _has_hook.append(True)
+        sys.addaudithook(_on_audit)
+
+
+def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _watching or event not in _EVENTS:
+        return
+    watch = _watching[0]
+    match event:
+        case "open":
+            path, _mode, flags = arguments
+            reads = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_TRUNC
+            # The caller shows whether Python opens a module; inspect.stack reads source files (Python 3.11 to 3.13).
+            if reads and sys._getframe(1).f_code.co_filename != _IMPORTER:  # noqa: SLF001
+                watch.opened(path, WHOLE)
+        case "sqlite3.connect" | "ctypes.dlopen":
+            watch.opened(arguments[0], WHOLE)
+        case "os.listdir" | "os.scandir":
+            watch.opened(arguments[0] or ".", FOLDER)
+        case "subprocess.Popen" | "os.posix_spawn" | "os.exec" | "os.system":
+            words = arguments[1] if len(arguments) > 1 else arguments[0]
+            words = [words] if isinstance(words, (str, bytes, os.PathLike)) else list(words)
+            watch.started([os.fsdecode(word) for word in words] or ["?"])
+
+
+_EVENTS = frozenset(
+    {
+        *("open", "sqlite3.connect", "ctypes.dlopen", "os.listdir", "os.scandir"),
+        *("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"),
+    }
+)

@@ -1,0 +1,273 @@
+"""The part in the pytest process: watches the collection, selects tests, gathers the parts that they used, writes the record."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from disttest.errors import UsageError
+from disttest.extras.changed.changes import Repository
+from disttest.extras.changed.choice import CANARY, Choice, Reason, choose, everything
+from disttest.extras.changed.option_rows import CANARIES, CHANGED, FILE, OPTIONS, USUAL
+from disttest.extras.changed.record import Miss, Ran, Record, read_record, renamed, update_record, with_run
+from disttest.extras.changed.recorder import LoadRecorder, TestRecorder, read_lines
+from disttest.extras.changed.sources import LOST, MODULE, UNKNOWN, Sources, Unit, digest_of
+from disttest.extras.changed.tables import notes_of
+from disttest.extras.history.git_facts import facts_of_git
+from disttest.model import TestCase
+from disttest.options.environment import environment
+from disttest.options.run import RunOptions
+from disttest.runtime.controller.session import RUN, TestSelection
+
+RECORDER = "disttest-changed-recorder"
+"""Name of the plugin of pytest that records tests in a process."""
+_SETTINGS = (
+    "pyproject.toml",
+    "setup.cfg",
+    "setup.py",
+    "tox.ini",
+    "pytest.ini",
+    ".pytest.ini",
+    "environment.yml",
+)
+_LOCKS = ("requirements*.txt", "constraints*.txt", "uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock")
+_COMPILED = (
+    "*.c",
+    "*.cc",
+    "*.cpp",
+    "*.cu",
+    "*.cuh",
+    "*.h",
+    "*.hpp",
+    "*.pyx",
+    "*.pxd",
+    "*.rs",
+    "*.f90",
+    "CMakeLists.txt",
+)
+_VARIABLES = (
+    "TORCH_",
+    "NCCL_",
+    "GLOO_",
+    "CUDA_",
+    "CUBLAS_",
+    "OMP_",
+    "MKL_",
+    "PYTHONOPTIMIZE",
+    "PYTHONDEVMODE",
+)
+_OF_THIS_MACHINE = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+"""Variables that a scheduler or the run sets."""
+
+
+class ChangedSession:
+    """State of one session.
+
+    Args:
+        config: pytest's configuration.
+
+    Raises:
+        UsageError: there is no repository.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._repository = Repository(config.rootpath)
+        self.root = self._repository.root
+        self._loads = LoadRecorder(str(self.root))
+        self._is_loading = True
+        self.test_files: set[str] = set()
+        self.reasons: dict[str, Reason] = {}
+        self._names: dict[str, str] = {}
+        self._files: dict[str, str] = {}
+        self._gpus: dict[str, int] = {}
+        self._used: dict[str, set[Unit]] = defaultdict(set)
+        self._outcomes: dict[str, dict[str, str]] = defaultdict(dict)
+        self._durations_s: dict[str, float] = defaultdict(float)
+        self._choice: Choice | None = None
+        self._renamed: Mapping[str, str] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="disttest-changed-"))
+        self._loads.begin()
+
+    def relative(self, path: Path) -> str:
+        """Return the name of a file of the project; empty for others."""
+        return self._loads.files[str(path)]
+
+    def end_loading(self) -> None:
+        """Stop watching: from now on each test is recorded separately."""
+        if self._is_loading:
+            self._is_loading = False
+            self._loads.end()
+
+    def select(
+        self, items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
+    ) -> TestSelection | None:
+        """Select the tests that ``--changed`` asks for.
+
+        Raises:
+            UsageError: git cannot compare with the revision, or the ranks of the run collect.
+        """
+        self.end_loading()
+        options = config.stash[RUN].options
+        if options.ranks_collect:
+            raise UsageError(
+                "--changed cannot be combined with SPMD mode, whose ranks import tests by themselves"
+            )
+        self._read(items, options, config.stash[RUN].host.device)
+        config.pluginmanager.register(TestRecorder(str(self.root), self._folder), RECORDER)
+        revision = CHANGED.of(options)
+        if revision is None:
+            return None
+        choice = self._choose(revision, items, describe, CANARIES.of(options))
+        self._choice = choice
+        own = {key: nodeid for nodeid, key in self._names.items()}
+        self.reasons = {own[key]: reason for key, reason in choice.selected.items()}
+        return TestSelection(
+            kept=frozenset(self.reasons), notes=tuple(("", note) for note in notes_of(choice)), data=choice
+        )
+
+    def _read(self, items: Sequence[pytest.Item], options: RunOptions, device: str) -> None:
+        self._sources = Sources(self.root, self._repository.files())
+        self._project = facts_of_git(self.root).project
+        self._path: Path = FILE.of(options) or self.root / USUAL
+        self._environment = dict(self._facts(options, device))
+        for item in items:
+            self._files[item.nodeid] = self.relative(item.path)
+            # Node ids are relative to pytest's root, the names of files to the repository's.
+            rest = item.nodeid.partition("::")[2]
+            self._names[item.nodeid] = f"{self._files[item.nodeid] or item.path}::{rest}"
+
+    def _choose(
+        self,
+        revision: str,
+        items: Sequence[pytest.Item],
+        describe: Callable[[pytest.Item], TestCase],
+        share: float,
+    ) -> Choice:
+        base = self._repository.base_of(revision)
+        changes = self._repository.changes_since(base, self._sources)
+        self._renamed = changes.renamed
+        record, trouble = read_record(self._path, self._project)
+        if trouble:
+            return everything(list(self._names.values()), base, trouble)
+        quarantined = {self._names[item.nodeid] for item in items if describe(item).data.get("flaky")}
+        return choose(
+            list(self._names.values()),
+            record,
+            changes,
+            self._sources,
+            environment=self._environment,
+            quarantined=quarantined,
+            canaries=share,
+        )
+
+    def _facts(self, options: RunOptions, device: str) -> Iterator[tuple[str, str]]:
+        """Yield facts that every test depends on."""
+        yield "python", platform.python_version()
+        yield "machine", f"{platform.system()} {platform.machine()} {device}"
+        # Not the whole path: some libraries append their folders to it when they are imported.
+        installed = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        for distribution in metadata.distributions(path=installed):
+            yield f"package {distribution.name}", distribution.version
+        for name, value in environment().items():
+            if name.startswith(_VARIABLES) and name not in _OF_THIS_MACHINE:
+                yield f"variable {name}", digest_of(value.encode())
+        own = {option.field for option in OPTIONS}
+        for name, value in options.plugin_options.items():
+            if name not in own:
+                yield f"option {name}", digest_of(value.encode())
+        for file in self._sources.files:
+            path = PurePosixPath(file)
+            if path.name in _SETTINGS or any(map(path.match, (*_LOCKS, *_COMPILED))):
+                yield f"file {file}", self._sources.digest((file, ""))
+
+    def world_ended(self, folder: Path) -> None:
+        """Read the lines of the processes of a world."""
+        for test, units in read_lines(folder):
+            self._used[test].update(units)
+
+    def reported(self, report: pytest.TestReport) -> None:
+        """Keep the outcome of a phase of a test."""
+        self._outcomes[report.nodeid][report.when] = report.outcome
+        self._durations_s[report.nodeid] += report.duration
+
+    def describe_tests(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> None:
+        """Keep how many GPUs each test occupies."""
+        for item, test in pairs:
+            on_gpus = test.world is not None and test.world.device != "cpu"
+            self._gpus[item.nodeid] = test.world.size if test.world is not None and on_gpus else 0
+
+    def finish(self) -> None:
+        """Write the record.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        self.world_ended(self._folder)
+        self._folder.rmdir()
+        if not self._outcomes:
+            return
+        ran = {self._names[nodeid]: self._ran(nodeid) for nodeid in self._outcomes if nodeid in self._names}
+        misses = [] if self._choice is None else self._misses(self._choice, ran)
+
+        def change(record: Record) -> Record:
+            return with_run(renamed(record, self._renamed), ran, self._environment, misses)
+
+        update_record(self._path, change, self._project)
+
+    def _misses(self, choice: Choice, ran: dict[str, Ran]) -> list[Miss]:
+        failed = (
+            key for key, reason in choice.selected.items() if reason.why == CANARY and not ran[key].passed
+        )
+        return [Miss(test=key, base=choice.base) for key in failed if key in ran]
+
+    def _ran(self, nodeid: str) -> Ran:
+        phases = self._outcomes[nodeid]
+        passed = all(outcome in ("passed", "skipped") for outcome in phases.values())
+        units = {self._sources.resolve(unit) for unit in self._used[nodeid]}
+        if not units and "passed" in phases.values():
+            units.add(LOST)  # nothing has recorded it, for example another machine
+        files = self._closure(nodeid, units)
+        units |= {(file, MODULE) for file in files}
+        units |= {
+            self._sources.resolve(unit) for file in files for unit in self._loads.by_module.get(file, ())
+        }
+        return Ran(
+            units={unit: self._digest(unit) for unit in units},
+            passed=passed,
+            duration_s=self._durations_s[nodeid],
+            gpus=self._gpus.get(nodeid, 0),
+        )
+
+    def _digest(self, unit: Unit) -> str:
+        is_python = unit[0].endswith(".py")
+        return UNKNOWN if is_python and self._sources.was_edited(unit[0]) else self._sources.digest(unit)
+
+    def _closure(self, nodeid: str, units: set[Unit]) -> set[str]:
+        """Return the Python files whose import can affect a test."""
+        roots = {*self._roots(self._files[nodeid]), *(file for file, _ in units), *self._unexplained}
+        return self._sources.closure(roots, self._loads.by_module)
+
+    def _roots(self, file: str) -> Iterator[str]:
+        yield file
+        for folder in PurePosixPath(file).parents:
+            conftest = (folder / "conftest.py").as_posix()
+            if conftest in self._sources.files:
+                yield conftest
+
+    @property
+    def _unexplained(self) -> set[str]:
+        """Modules that no test and no conftest imports, such as a plugin of pytest: each test uses them."""
+        if self._loaded_alone is None:
+            roots = {root for file in (*self.test_files, *self._files.values()) for root in self._roots(file)}
+            explained = self._sources.closure(roots, self._loads.by_module)
+            self._loaded_alone = set(self._loads.by_module) - explained
+        return self._loaded_alone
+
+    _loaded_alone: set[str] | None = None

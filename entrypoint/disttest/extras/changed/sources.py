@@ -1,0 +1,226 @@
+"""Digests of the parts of the project that tests use: functions, module-level code, files, folders."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from disttest.model import Frozen
+
+Unit = tuple[str, str]
+"""File, relative to the root of the repository, and the part of it."""
+
+MODULE = "<module>"
+"""Part: the code of a module that runs when it is imported, with the signatures of its functions."""
+WHOLE = ""
+"""Part: all bytes of a file."""
+FOLDER = "/"
+"""Part: the names in a folder."""
+ALL_PYTHON: Unit = ("", "python")
+"""All Python files: used by a test that starts another program, whose functions are not recorded."""
+LOST: Unit = ("", "lost")
+"""Used by a test that cannot be recorded completely. It never equals the recorded one."""
+UNKNOWN = ""
+"""Digest of a part that counts as changed whenever it is compared."""
+_MISSING = "missing"
+_TEXT = "="
+"""In front of a text that may be the whole name of a module."""
+
+
+class Parsed(Frozen):
+    """The parts of a Python file."""
+
+    units: dict[str, str]
+    """Part -> digest."""
+    imports: tuple[str, ...] = ()
+    """Names of modules that the file may import, wherever it does."""
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest of bytes."""
+    return hashlib.sha256(data).hexdigest()[:20]
+
+
+def parse(source: bytes) -> Parsed:
+    """Divide a Python file; a file that is not valid Python has only one part."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return Parsed(units={MODULE: digest_of(source)})
+    imports = tuple(sorted(set(_imports(tree))))
+    functions = _Functions()
+    functions.visit(tree)
+    units = {name: digest_of("".join(bodies).encode()) for name, bodies in functions.bodies.items()}
+    return Parsed(units={**units, MODULE: digest_of(ast.dump(tree).encode())}, imports=imports)
+
+
+class _Functions(ast.NodeTransformer):
+    """Takes the bodies of functions out of a module."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, list[str]] = defaultdict(list)
+        self._classes: list[str] = []
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self._classes.append(node.name)
+        self.generic_visit(node)
+        self._classes.pop()
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._take(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._take(node)
+
+    def _take(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        if not _outlives_a_test(node):
+            # Several functions may have one name: the setter of a property, the branches of an `if`.
+            self.bodies[".".join([*self._classes, node.name])] += map(ast.dump, node.body)
+            node.body = [ast.Pass()]
+        return node
+
+
+def _outlives_a_test(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether tests use a function that they do not call: they count it as code of its module."""
+    # Only the first test of a process calls a function whose result is cached, or that sets a global variable. pytest calls
+    # the hooks of a conftest.
+    cached = any("cache" in ast.unparse(each) for each in node.decorator_list)
+    return (
+        cached
+        or node.name.startswith("pytest_")
+        or any(isinstance(each, ast.Global) for each in ast.walk(node))
+    )
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    for each in ast.iter_child_nodes(node):
+        match each:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+                for other in each.orelse:
+                    yield from _imports(other)
+                continue
+            case ast.Import():
+                yield from (alias.name for alias in each.names)
+            case ast.ImportFrom():
+                module = "." * each.level + (each.module or "")
+                yield module
+                yield from (
+                    f"{module.removesuffix('.')}.{alias.name}" if each.module else f"{module}{alias.name}"
+                    for alias in each.names
+                )
+            case ast.Constant(value=str() as text) if text.replace(".", "").isidentifier():
+                # `importlib.import_module("a.b")`, `pytest_plugins = ["a.b"]`, `mock.patch("a.b")`.
+                yield f"{_TEXT}{text}"
+        yield from _imports(each)
+
+
+class Sources:
+    """The files of a project as they are now.
+
+    Args:
+        root: root of the repository.
+        files: its files, as git lists them.
+    """
+
+    def __init__(self, root: Path, files: Iterable[str]) -> None:
+        self.root = root
+        self.files = frozenset(files)
+        self._parsed: dict[str, Parsed] = {}
+        self._neighbours: dict[str, tuple[str, ...]] = {}
+        self._read = {file: self._content(file) for file in self.files if file.endswith(".py")}
+
+    def _content(self, file: str) -> bytes:
+        try:
+            return (self.root / file).read_bytes()
+        except OSError:
+            return b""
+
+    def parsed(self, file: str) -> Parsed:
+        """Return the parts of a Python file, as it was when this object was made."""
+        if file not in self._parsed:
+            self._parsed[file] = parse(self._read.setdefault(file, self._content(file)))
+        return self._parsed[file]
+
+    def digest(self, unit: Unit) -> str:
+        """Return the digest of a part."""
+        file, part = unit
+        if unit == ALL_PYTHON:
+            return self._all_python
+        if unit == LOST:
+            return UNKNOWN
+        if part in (WHOLE, FOLDER):
+            return digest_of_path(self.root / file)
+        return self.parsed(file).units.get(part, _MISSING)
+
+    def was_edited(self, file: str) -> bool:
+        """Return whether a Python file differs from what this object has read."""
+        return self._content(file) != self._read.setdefault(file, self._content(file))
+
+    @cached_property
+    def _all_python(self) -> str:
+        listed = (
+            f"{file} {digest_of(data)}" for file, data in sorted(self._read.items()) if file in self.files
+        )
+        return digest_of("\n".join(listed).encode())
+
+    def resolve(self, unit: Unit) -> Unit:
+        """Return the part that contains a function of a Python file, given the qualified name of its code."""
+        file, name = unit
+        if name in (WHOLE, FOLDER) or not file:
+            return unit
+        outermost = name.partition(".<locals>")[0]
+        return (file, outermost if outermost in self.parsed(file).units else MODULE)
+
+    @cached_property
+    def _by_suffix(self) -> Mapping[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = defaultdict(list)
+        for file in self._read:
+            parts = PurePosixPath(file).with_suffix("").parts
+            parts = parts[:-1] if parts[-1] == "__init__" else parts
+            for first in range(len(parts)):
+                found["/".join(parts[first:])].append(file)
+        return {name: tuple(files) for name, files in found.items()}
+
+    def closure(self, roots: Iterable[str], more: Mapping[str, Iterable[Unit]]) -> set[str]:
+        """Return the Python files that files may import, directly or through others; ``more`` maps files to what their
+        import was seen to use."""
+        found: set[str] = set()
+        waiting = list(roots)
+        while waiting:
+            file = waiting.pop()
+            if file in found or not file.endswith(".py"):
+                continue
+            found.add(file)
+            waiting += self._neighbours.setdefault(file, tuple(self.imported(file)))
+            waiting += [unit[0] for unit in more.get(file, ())]
+        return found
+
+    def imported(self, file: str) -> Iterator[str]:
+        """Yield the files that a file may import; by their names, whatever ``sys.path`` is."""
+        for name in self.parsed(file).imports:
+            bare = name.removeprefix(_TEXT).lstrip(".")
+            dots = len(name) - len(bare) if not name.startswith(_TEXT) else 0
+            above = PurePosixPath(file).parents
+            base = above[min(dots, len(above)) - 1] if dots else PurePosixPath()
+            parts = (base / bare.replace(".", "/")).parts
+            first = len(parts) if name.startswith(_TEXT) else 1
+            for last in range(first, len(parts) + 1):
+                yield from self._by_suffix.get("/".join(parts[:last]), ())
+
+
+def digest_of_path(path: Path) -> str:
+    """Return the digest of a file's bytes, or of the names in a folder."""
+    try:
+        if path.is_dir():
+            names = sorted(
+                each.name for each in path.iterdir() if not each.name.startswith((".", "__pycache__"))
+            )
+            return digest_of("\n".join(names).encode())
+        return digest_of(path.read_bytes())
+    except OSError:
+        return _MISSING
