@@ -161,7 +161,7 @@ def test_failures_say_what_happened(ended):
 
 def test_processes_of_a_test_are_named_and_ended(ended):
     (note,) = [n for n in ended.result("test_leaves_a_child").notes if "which was killed" in n]
-    assert note.startswith("the test leaked process ") and "import time" in note
+    assert note.startswith("its process leaked process ") and "import time" in note
     (speaker,) = ended.result("test_starts_a_child").ranks
     assert "a child speaks" in (ended.results / speaker.log).read_text()
     # A second attempt starts them anew, within its limit.

@@ -24,6 +24,7 @@ from disttest.model.attempt_result import (
 from disttest.model.cases import ALONE, FEW_RANKS, Batch, Isolation, Slot, TestCase, WorldKind, WorldShape
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
 from disttest.model.rank_record import (
+    LONE_PROCESS,
     MAIN_RANK,
     RANKS_DISAGREE,
     Cause,
@@ -37,8 +38,10 @@ from disttest.model.rank_record import (
     RecordedWarning,
     consecutive,
     group_title,
+    process_name,
     rank_name,
     rank_names,
+    rank_of,
 )
 from disttest.model.run_facts import CpuStep, FlakyRule, Hardware, Invocation, RunPart, ShardSpan, VerdictRule
 
@@ -46,6 +49,7 @@ __all__ = [
     "ALONE",
     "FEW_RANKS",
     "FROM_ROOT",
+    "LONE_PROCESS",
     "MAIN_RANK",
     "RANKS_DISAGREE",
     "SCHEMA_VERSION",
@@ -89,7 +93,9 @@ __all__ = [
     "WorldShape",
     "consecutive",
     "group_title",
+    "process_name",
     "rank_name",
     "rank_names",
+    "rank_of",
     "short_place",
 ]

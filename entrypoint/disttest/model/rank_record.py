@@ -102,6 +102,8 @@ class Recorded(Frozen):
 
 
 MAIN_RANK = -1
+LONE_PROCESS = -2
+"""Takes the place of a rank in sentences about an isolated test, whose only process is not a rank."""
 RANKS_DISAGREE = "ranks disagree at "
 """Prefix of a finding about calls that do not match, by which it is recognized in the message of a rank's end."""
 
@@ -113,6 +115,16 @@ _LEAST_RUN = 4
 def rank_name(rank: int) -> str:
     """Return ``rank 3``, or the name of the main process, which is not a rank."""
     return "main process" if rank == MAIN_RANK else f"rank {rank}"
+
+
+def process_name(rank: int) -> str:
+    """Return ``rank 3``, or the words for a process that is not a rank, as the subject of a sentence."""
+    return {MAIN_RANK: "the main process", LONE_PROCESS: "its process"}.get(rank, f"rank {rank}")
+
+
+def rank_of(rank: int, size: int) -> str:
+    """Return ``rank 3 of 4``, or the words for a process that is not a rank."""
+    return f"rank {rank} of {size}" if rank >= 0 else process_name(rank)
 
 
 def rank_names(ranks: Collection[int]) -> str:

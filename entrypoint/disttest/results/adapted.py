@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import msgspec
 
 from disttest.model import (
+    LONE_PROCESS,
     Cause,
     HangCause,
     Outcome,
@@ -21,9 +21,6 @@ from disttest.model import (
 from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
 from disttest.results.verdict import judge
 
-_OWN_FAILURE = re.compile(r"^rank -1 of 1 failed(?: in \w+)?: ")
-_MAIN = re.compile(r"^main process |rank -1 ")
-_NAMES = {WorldKind.PROCESS: "the test "}
 LENIENT_NOTE = "torch's own rules would have passed this test"
 RUN_AGAIN = "failed in reused ranks, and was run again in new ones"
 NEW_RANKS = "got new ranks, because the main process had changed since the last ones started"
@@ -76,7 +73,8 @@ def judge_adapted(
         # torch's harness passes a class that starts no rank; an empty setUp() is enough for that.
         main = msgspec.structs.replace(main, outcome=Outcome.FAILED, message=NO_RANKS)
         torch_outcome = Outcome.PASSED
-    decided = _by_main(test, ruled([main]), main, ranks)
+    named = msgspec.structs.replace(main, rank=LONE_PROCESS) if test.kind is WorldKind.PROCESS else main
+    decided = _by_main(ruled([named]), main, ranks)
     if by_ranks is not None and not decided.outcome.is_bad:
         decided = msgspec.structs.replace(decided, notes=(*decided.notes, *by_ranks.notes))
     return _with_torch(decided, torch_outcome)
@@ -86,24 +84,13 @@ def _is_bad(main: RankRecord) -> bool:
     return main.outcome is None or main.outcome.is_bad or main.end is not RankEnd.REPORTED
 
 
-def _for_main(message: str, test: TestCase) -> str:
-    """Adapt messages about ranks to a process that is not one; an isolated test is its own only process."""
-    if test.kind is not WorldKind.PROCESS:
-        return message.replace("rank -1 of 1", "the main process")
-    alone = _OWN_FAILURE.sub("", message).replace("rank -1 of 1 still in", "still in")
-    return alone.replace("rank -1 of 1", "its process").replace("rank -1", "its process")
-
-
-def _by_main(test: TestCase, result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) -> TestResult:
-    """Return the main process's own outcome, worded for a process that is not a rank."""
+def _by_main(result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) -> TestResult:
+    """Return the main process's own outcome."""
     bad = result.outcome.is_bad
-    message = _for_main(result.message, test) if bad else result.message
     shown = (main, *ranks) if bad or not ranks else tuple(ranks)
     return msgspec.structs.replace(
         result,
-        message=message,
         details=main.details if bad else "",
-        notes=tuple(_MAIN.sub(_NAMES.get(test.kind, "the main process "), note) for note in result.notes),
         culprit=None,
         victims=(),
         ranks=shown,

@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from disttest.model import RANKS_DISAGREE, Collective, Outcome, RankEnd, RankRecord, rank_names, short_place
+from disttest.model import (
+    RANKS_DISAGREE,
+    Collective,
+    Outcome,
+    RankEnd,
+    RankRecord,
+    process_name,
+    rank_names,
+    short_place,
+)
 from disttest.planning.backends import backend_named
 
 HARNESS_PLACES = (
@@ -243,7 +252,9 @@ def _awaited(hung: Sequence[RankRecord]) -> int | None:
 def _all_calls(ranks: Sequence[RankRecord]) -> str:
     """Describe ranks of which some wait in calls of torch that the recorder does not know: groups, stores."""
     calls = ((rank, last_call(rank)) for rank in ranks[:4])
-    parts = (f"rank {rank.rank} waits in {call}" if call else whereabouts(rank) for rank, call in calls)
+    parts = (
+        f"{process_name(rank.rank)} waits in {call}" if call else whereabouts(rank) for rank, call in calls
+    )
     return ", ".join(parts) + (", …" if len(ranks) > 4 else "")
 
 
@@ -253,21 +264,22 @@ def _all_whereabouts(ranks: Sequence[RankRecord]) -> str:
 
 def whereabouts(rank: RankRecord) -> str:
     """``rank 2 is in worker at test_step.py:39``, or that it had finished."""
+    who = process_name(rank.rank)
     if _has_finished(rank):
         if rank.outcome is Outcome.SKIPPED:
-            return f"rank {rank.rank} had skipped the test ({rank.message})"
-        return f"rank {rank.rank} had finished the test"
+            return f"{who} had skipped the test ({rank.message})"
+        return f"{who} had finished the test"
     frames = list(_frames(rank))
     frame = _user_frame(frames)
     if rank.stacks.startswith(PROCESS_STATE):
-        return f"rank {rank.rank} is {rank.stacks.removeprefix(PROCESS_STATE)}, in {rank.phase}"
+        return f"{who} is {rank.stacks.removeprefix(PROCESS_STATE)}, in {rank.phase}"
     waits_for_gpu = bool(frames) and _is_wait_for_gpu(frames[0])
     if frame is None and waits_for_gpu:
-        return f"rank {rank.rank} waits for its GPU to finish what the test has started there"
+        return f"{who} waits for its GPU to finish what the test has started there"
     if frame is None:
-        return f"rank {rank.rank} is still in {rank.phase}"
+        return f"{who} is still in {rank.phase}"
     where = "waits for its GPU" if waits_for_gpu else "is"
-    return f"rank {rank.rank} {where} in {frame.function} at {frame}"
+    return f"{who} {where} in {frame.function} at {frame}"
 
 
 def last_call(rank: RankRecord) -> str:

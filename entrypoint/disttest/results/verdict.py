@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 from disttest.model import (
+    LONE_PROCESS,
     RANKS_DISAGREE,
     Cause,
     HangCause,
@@ -20,7 +21,9 @@ from disttest.model import (
     RankRecord,
     TestCase,
     TestResult,
+    process_name,
     rank_names,
+    rank_of,
 )
 from disttest.results.hang_findings import Finding, explain, last_call, whereabouts
 from disttest.results.rulings import (
@@ -213,14 +216,18 @@ def not_run(nodeid: str, reason: str, *, at_s: float) -> TestResult:
 
 def _passed_strictly(ranks: Sequence[RankRecord]) -> str:
     strict = [r for r in ranks if state_of(r) is RankState.STRICT]
-    who = f"all {len(ranks)} ranks" if len(strict) == len(ranks) else f"{_names(strict)} of {len(ranks)}"
+    who = f"all {len(ranks)} ranks" if len(strict) == len(ranks) else _names_of(strict, len(ranks))
     message = f"passed on {who}, although it is marked as a strict xfail"
     reason = strict[0].message.removeprefix(STRICT_XPASS).strip()
     return f"{message}: {reason}" if reason else message
 
 
 def _names(ranks: Sequence[RankRecord]) -> str:
-    return rank_names([record.rank for record in ranks])
+    return process_name(ranks[0].rank) if len(ranks) == 1 else rank_names([record.rank for record in ranks])
+
+
+def _names_of(ranks: Sequence[RankRecord], size: int) -> str:
+    return rank_of(ranks[0].rank, size) if len(ranks) == 1 else f"{_names(ranks)} of {size}"
 
 
 def is_red(record: RankRecord) -> bool:
@@ -263,7 +270,7 @@ def _accuse(ranks: Sequence[RankRecord]) -> _Decision:
     if awaited is None:
         return outcome, first.phase, accusation, first
     what = _describe_in_flight(raised, size) if raised else _describe_absent(awaited, first, size)
-    return outcome, first.phase, f"{what}; rank {first.rank} then failed: {first.message}", awaited
+    return outcome, first.phase, f"{what}; {process_name(first.rank)} then failed: {first.message}", awaited
 
 
 def _awaited_by(first: RankRecord, ranks: Sequence[RankRecord]) -> RankRecord | None:
@@ -281,7 +288,7 @@ def _awaited_by(first: RankRecord, ranks: Sequence[RankRecord]) -> RankRecord | 
 
 
 def _describe_absent(awaited: RankRecord, waiter: RankRecord, size: int) -> str:
-    return f"rank {awaited.rank} of {size} did not join a call of rank {waiter.rank}: {whereabouts(awaited)}"
+    return f"{rank_of(awaited.rank, size)} did not join a call of rank {waiter.rank}: {whereabouts(awaited)}"
 
 
 def _outcome_of(culprit: RankRecord) -> Outcome:
@@ -290,7 +297,7 @@ def _outcome_of(culprit: RankRecord) -> Outcome:
 
 
 def _accusation(culprit: RankRecord, size: int) -> str:
-    who = f"rank {culprit.rank} of {size}"
+    who = rank_of(culprit.rank, size)
     _, disagree, calls = culprit.message.partition(RANKS_DISAGREE)
     if disagree and not culprit.has_failed:
         how = "crashed" if culprit.signal == signal.SIGSEGV else "aborted"
@@ -303,6 +310,8 @@ def _accusation(culprit: RankRecord, size: int) -> str:
         )
     if not culprit.has_failed:
         return f"{who} {culprit.message}"
+    if culprit.rank == LONE_PROCESS:
+        return culprit.message  # as pytest has it: the only process needs no name
     where = "" if culprit.phase == "call" else f" in {culprit.phase}"
     return f"{who} failed{where}: {culprit.message}"
 
@@ -368,7 +377,7 @@ def _explain_hang(
 
 
 def _describe_in_flight(record: RankRecord, size: int) -> str:
-    return f"rank {record.rank} of {size} raised {record.in_flight}, and had not handled it yet"
+    return f"{rank_of(record.rank, size)} raised {record.in_flight}, and had not handled it yet"
 
 
 def _explain_waits(
@@ -382,10 +391,10 @@ def _explain_waits(
             Outcome.FAILED,
             hung[0].phase,
             message,
-            None if finding.culprit is None else ranks[finding.culprit],
+            next((rank for rank in ranks if rank.rank == finding.culprit), None),
         )
     finished = [r for r in ranks if not r.hung]
-    message = f"timed out after {test.timeout_s:g} s: {_names(hung)} of {len(ranks)} still in {hung[0].phase}"
+    message = f"timed out after {test.timeout_s:g} s: {_names_of(hung, len(ranks))} still in {hung[0].phase}"
     if finished:
         message += f"; {_names(finished)} had finished"
     return Outcome.FAILED, hung[0].phase, message, hung[0] if len(hung) == 1 else None
@@ -422,8 +431,8 @@ def _notes(ranks: Sequence[RankRecord], outcome: Outcome) -> tuple[str, ...]:
 
 
 def _leak_notes(ranks: Sequence[RankRecord]) -> list[str]:
-    by_leak: dict[str, list[int]] = {}
+    by_leak: dict[str, list[RankRecord]] = {}
     for record in ranks:
         for leak in record.leaks:
-            by_leak.setdefault(leak, []).append(record.rank)
-    return [f"{rank_names(who)} leaked {leak}" for leak, who in by_leak.items()]
+            by_leak.setdefault(leak, []).append(record)
+    return [f"{_names(who)} leaked {leak}" for leak, who in by_leak.items()]

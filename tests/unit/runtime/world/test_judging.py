@@ -104,7 +104,7 @@ def test_a_failure_in_used_ranks_is_a_note_on_what_new_ones_came_to():
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(WorldKind.PROCESS, "the test"), (WorldKind.THREADS, "the main process")]
+    ("kind", "name"), [(WorldKind.PROCESS, "its process"), (WorldKind.THREADS, "the main process")]
 )
 def test_a_leak_of_a_process_that_is_no_rank_names_the_process(kind, name):
     result = judged(Outcome.PASSED, kind=kind, done=TestDone(leaks=("process 7",)))
