@@ -12,7 +12,7 @@ from lab import Ended
 from resident import wait_until
 
 from disttest.model import Outcome
-from disttest.plugins.gpus.mps import CONTROL
+from disttest.plugins.gpus.shared_gpus import CONTROL
 
 FAKE_MPS = Path(__file__).parents[1] / "support" / "fake_mps"
 RANKS = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disttest.host.process import Exit
-from disttest.plugins.gpus.mps import CONTROL, MpsDaemon, answers, usable_daemon
+from disttest.plugins.gpus.shared_gpus import CONTROL, MpsDaemon, answers, usable_daemon
 
 FAKE = str(Path(__file__).parents[1] / "support" / "fake_mps" / CONTROL)
 
