@@ -232,9 +232,10 @@ def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | 
     rest = f"; {rank_names([rank.rank for rank in done])} had finished" if done else ""
     if any(last_call(rank) for rank in hung):
         return Finding(f"{_all_calls(hung)}{rest}", None if done else _awaited(hung))
-    below = "; ".join(islice((words for rank in hung for words in _started_processes(rank)), _MOST_BELOW))
-    waits = f"; {below}" if below else ", not waiting for another rank"
-    return Finding(f"{_all_whereabouts(hung)}{waits}{rest}", _only(hung))
+    # Processes that a test has started come first: the test itself only waits for them.
+    below = [*islice((words for rank in hung for words in _started_processes(rank)), _MOST_BELOW)]
+    waits = "" if below else ", not waiting for another rank"
+    return Finding(f"{'; '.join([*below, _all_whereabouts(hung)])}{waits}{rest}", _only(hung))
 
 
 def _awaited(hung: Sequence[RankRecord]) -> int | None:
@@ -323,12 +324,12 @@ def crash_place(stacks: str) -> str:
 
 
 def _started_processes(rank: RankRecord) -> Iterator[str]:
-    """``process 12 (rank 1 of mp.spawn) is in work at test_step.py:39`` for each process inside user code."""
+    """``rank 1 of mp.spawn (process 12) is in work at test_step.py:39`` for each process inside user code."""
     for text in rank.stacks.split(_STARTED_PROCESS)[1:]:
         name, frame = _NAME.match(text), _user_frame(list(_main_thread(text)))
         if name and frame:
-            role = f" ({name['role']})" if name["role"] else ""
-            yield f"process {name['pid']}{role} is in {frame.function} at {frame}"
+            who = f"{name['role']} (process {name['pid']})" if name["role"] else f"process {name['pid']}"
+            yield f"{who} is in {frame.function} at {frame}"
 
 
 def _user_frame(frames: Sequence[Frame]) -> Frame | None:
