@@ -112,6 +112,8 @@ class BoundedChild:
         self._deadline_s = self._started_s + timeout_s
         self._stall_s = stall_s or math.inf
         self._lines = Lines()
+        # A file, not a pipe: the pipe would be read only at the end, and a driver that fills it would block
+        # the child.
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _finish
         self._child = (_fork if fork else _start)(module, arguments, variables or {}, self._errors)
         assert self._child.stdout is not None
@@ -154,6 +156,8 @@ class BoundedChild:
         """Read its output, and kill it if its time is up; return its outcome, or None while it lives."""
         if self.ended is None:
             self._read()
+            # A pidfd can be ready before the last lines are read. The output is read once more, so that none
+            # is lost.
             if self._child.has_ended():
                 self._read()
                 self._finish(overdue=False)
@@ -165,6 +169,8 @@ class BoundedChild:
         """Kill it and all processes that it started."""
         if self.ended is None:
             self._child.kill_session()
+            # SIGKILL has no effect while the process waits uninterruptibly in a driver, so this wait needs a
+            # limit, too.
             self._child.has_ended(within_s=BOUNDED_KILL_S)
             self._read()
             self._finish(overdue=True)
@@ -185,6 +191,8 @@ class BoundedChild:
         # Processes that it started may still hold the pipe, so the whole session is killed.
         self._child.kill_session()
         ended = self._child.poll()
+        # Without an exit the child survived SIGKILL. It is given up, because a wait for it could take
+        # forever.
         how = ended or Exit()
         self.ended = Ended(
             end=ChildEnd.STALLED if overdue else _end(how),
@@ -269,6 +277,7 @@ def send_to_parent(message: object) -> None:
     """Send a message to the parent as one line of JSON. Call it in a bounded child only."""
     assert _message_pipe is not None, "only a bounded child speaks"
     line = msgspec.json.encode(message) + b"\n"
+    # A pipe takes a part of a long line if its buffer is nearly full.
     while line:
         line = line[os.write(_message_pipe, line) :]
 

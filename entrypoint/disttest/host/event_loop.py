@@ -52,6 +52,7 @@ def wait_any(
         poller.register(each, events)
     limit_s = _limit_s(timeout_s, until_s)
     ready = {fd for fd, _ in poller.poll(None if limit_s is None else limit_s * 1000)}
+    # Any event counts, POLLHUP and POLLERR included: the caller learns of the end by its next read.
     return [each for each in wanted if (each if isinstance(each, int) else each.fileno()) in ready]
 
 
@@ -59,6 +60,8 @@ class EventLoop:
     """Sources with a function for each, called when the source is ready."""
 
     def __init__(self) -> None:
+        # epoll keeps the sources in the kernel. A world with hundreds of ranks would otherwise pass all of
+        # them at each wait.
         self._selector = selectors.EpollSelector()
 
     def __contains__(self, source: Source) -> bool:
@@ -97,6 +100,7 @@ class EventLoop:
 
 def _limit_s(timeout_s: float, until_s: float) -> float | None:
     """Return the seconds to wait; None without a limit."""
+    # The default `until_s` is infinite, and stays so here.
     limit_s = min(timeout_s, until_s - monotonic())
     return None if math.isinf(limit_s) else min(max(0.0, limit_s), _LONGEST_WAIT_S)
 
@@ -125,6 +129,8 @@ class NotedSignals:
             numbers = os.read(self._reader, 64)
         except BlockingIOError:
             return None
+        # The pipe also carries the numbers of other signals with a Python handler, for example of a user's
+        # plugin.
         return next((number for number in numbers if number in self._signums), None)
 
     def close(self) -> None:

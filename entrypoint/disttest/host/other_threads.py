@@ -91,6 +91,8 @@ def threads() -> tuple[OtherThread, ...]:
     found = thread_ids()
     if not found:
         return ()
+    # threading.enumerate alone would miss the threads of libraries, which are most of the threads next to
+    # torch.
     python = {thread.native_id: thread for thread in threading.enumerate()}
     mappings = tuple(_mappings())
     described = (
@@ -149,6 +151,7 @@ def _of_library(tid: int, mappings: Sequence[_Mapping]) -> OtherThread | None:
     deadline_s = monotonic() + THREAD_REST_S
     try:
         name = name_of_thread(tid)
+        # The file says only "running" while the thread is on a processor, and then names no stack (proc(5)).
         while len(where := (_TASKS / str(tid) / "syscall").read_text().split()) < 3:
             if monotonic() > deadline_s:
                 return OtherThread(tid=tid, name=name, runs="")
@@ -174,6 +177,8 @@ def _libraries(stack_pointer: int, counter: int, mappings: Sequence[_Mapping]) -
 def _words_above(stack_pointer: int, mappings: Sequence[_Mapping]) -> list[int]:
     end = next((m.end for m in mappings if m.start <= stack_pointer < m.end), stack_pointer)
     with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+        # /proc/self/mem reports an unmapped page by an error. Reading the address directly would crash the
+        # process.
         data = os.pread(memory.fileno(), min(end - stack_pointer, _DEPTH), stack_pointer)
     return [
         int.from_bytes(data[at : at + _WORD], sys.byteorder) for at in range(0, len(data) - _WORD + 1, _WORD)

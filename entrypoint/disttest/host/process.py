@@ -101,6 +101,8 @@ class Child:
 
     def __init__(self, pid: int, *, pidfd: int | None = None) -> None:
         self.pid = pid
+        # The pid cannot belong to another process yet: the kernel keeps it until its parent, this process,
+        # has waited for it.
         self._pidfd = os.pidfd_open(pid) if pidfd is None else pidfd
         self._exit: Exit | None = None
 
@@ -126,6 +128,7 @@ class Child:
         # Code that killed all descendants of this process has waited for the child, too.
         except ChildProcessError:
             return Exit(signal=signal.SIGKILL)
+        # waitid with WNOHANG reports a child that still runs by None, and a missing child by ECHILD.
         if info is None:
             return None
         exited = info.si_code == os.CLD_EXITED
@@ -162,6 +165,8 @@ class PipedChild(Child):
         super().__init__(pid)
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         for pipe in self._pipes():
+            # A child that stops reading, or whose grandchild holds the pipe, must not block the process that
+            # supervises it.
             os.set_blocking(pipe.fileno(), False)
 
     def _pipes(self) -> list[IO[bytes]]:
@@ -219,6 +224,7 @@ def fork_piped(main: Callable[[], None], *, errors: IO[bytes]) -> PipedChild:
     """
     (its_input, stdin), (stdout, its_output) = os.pipe(), os.pipe()
 
+    # take_descriptors closes everything else: a pipe that another child inherited would never reach its end.
     def inside() -> None:
         take_descriptors((its_input, its_output, errors.fileno()), (0, 1, 2))
         new_streams()
@@ -226,6 +232,7 @@ def fork_piped(main: Callable[[], None], *, errors: IO[bytes]) -> PipedChild:
 
     child = fork_child(inside, new_session=True)
     child.close()
+    # The child has its copies. With one left here, a read would not end when the child ends.
     os.close(its_input)
     os.close(its_output)
     return PipedChild(child.pid, stdin=os.fdopen(stdin, "wb", 0), stdout=os.fdopen(stdout, "rb", 0))
@@ -279,11 +286,13 @@ def outlive(line: int) -> None:
     Args:
         line: the child's end of the pipe.
     """
+    # The terminal sends SIGINT and SIGHUP to the whole foreground group, this process included.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
+    # Two ranges, because the line itself must stay open.
     os.closerange(3, line)
     os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
     os.read(line, 1)  # the kernel closes the other end with its process

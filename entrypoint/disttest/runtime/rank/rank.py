@@ -152,7 +152,10 @@ def make_default_group(
     """
     import torch.distributed as dist
 
+    # The world hosts the store (docs/decisions/0013-world-serves-the-store.md): it outlives every rank, so
+    # that no rank loses the store because rank 0 ended first.
     client = dist.TCPStore(*store, is_master=False)  # type: ignore[attr-defined]
+    # A prefix per test: a key that one test left would otherwise satisfy the rendezvous of the next.
     dist.init_process_group(
         shape.backend,
         store=dist.PrefixStore(f"disttest/{generation}", client),  # type: ignore[attr-defined]
@@ -169,6 +172,8 @@ def serve(
 ) -> None:
     """Run tests until the world sends Leave or closes the channel. Never returns."""
     marks = CpuMarks("rank", asked=spec.settings.cpu_steps)
+    # First of all, because it ties the life of this process to its world. A rank that failed before would be
+    # left behind.
     channel = set_up_child(spec, channel, session.config)
     use_cuda_freely()
     # Started here, because this thread must not exist in a process that forks.
@@ -200,6 +205,7 @@ def serve(
 
 def set_up_child(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channel:
     """Set up a child of a world; return its channel on a descriptor that tests do not touch."""
+    # Before anything that can block or fail: a rank without its world would hold its GPU.
     die_with_parent(spec.world_pid)
     volunteer_for_oom()
     # The parent's handlers would run the parent's code in this process.
@@ -270,6 +276,8 @@ def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
     following = items.get(order.next_nodeid) if order.next_nodeid else None
     item = items[order.nodeid]
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    # A test that calls os.fork and lets the child return would report each result twice, once from each
+    # process.
     leave_if_copy()
 
 
@@ -296,6 +304,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     plugin_error = plugin_error or save()
     state.marks.mark("after the test")
     leaks = (*cleanup.leaks, *left, *watchdog.stop_leftover())
+    # Sent after the state is restored and the plugins have saved: the world may end this process on receipt.
     state.channel.send(
         TestDone(
             leaks=tuple(map(clean_text, leaks)),
