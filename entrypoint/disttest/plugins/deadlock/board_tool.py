@@ -87,6 +87,7 @@ class BoardTool(BoardWriter, Tool):
         self._free = list(layout.WAITS.places())
         self._free_groups = list(layout.GROUPS.places())
         self._free_channels = list(layout.CHANNELS.places())
+        # The flags are written after this line, because the slot that is cleared contains them.
         self._clear(0, layout.SLOT)
         self._memory[self._base + layout.GAP_AT] = has_gap
         self._memory[self._base + layout.OBSERVED_AT] = 1

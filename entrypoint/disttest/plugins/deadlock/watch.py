@@ -99,10 +99,13 @@ def confirm_waits(stacks: str, waits: Mapping[int, bool]) -> bool:
     """
     threads = read_threads(stacks)
     known = {thread.ident for thread in threads}
+    # A waiting thread that the dump lacks has ended since the board was read.
     return known.issuperset(waits) and all(_is_confirmed(thread, waits) for thread in threads)
 
 
 def _is_confirmed(thread: DumpedThread, waits: Mapping[int, bool]) -> bool:
+    # An unknown thread may compute, and then make the call for which the others wait. Nothing is proven
+    # then.
     if thread.ident not in waits:
         return thread.answers
     file, function = thread.innermost

@@ -47,6 +47,8 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
     targets = {1, 2, *_stop_capture(config)}
     for copy in _copies_of_output():
         os.dup2(fd, copy, inheritable=False)
+    # Only 1 and 2 are inheritable: programs that a test starts write to the log, and hold no descriptor of
+    # pytest's capture.
     for target in targets:
         os.dup2(fd, target, inheritable=target in (1, 2))
     if fd not in targets:
@@ -59,6 +61,7 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
             os.close(null)
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
+    # Libraries that restore the streams after a redirection take them from here.
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]
     # Disable it first; otherwise handlers that a test installed would remain.
     faulthandler.disable()
@@ -143,6 +146,8 @@ def register_stacks(path: Path) -> None:
     """Answer the stacks signal. The file appears only when it is safe to send the signal."""
     # The world sends the signal only if the file has its final name, so the handler must be registered before.
     pending = path.with_suffix(".pending")
+    # faulthandler keeps the number of the descriptor only, so the file must stay open: the dictionary holds
+    # it.
     file = _stacks_files.get(path) or pending.open("ab", buffering=0)
     # A test may have installed its own handler.
     faulthandler.unregister(STACKS_SIGNAL)

@@ -153,6 +153,8 @@ def run_supervised(
             invocation=invocation,
         )
     )
+    # A rank whose world and controller were killed becomes a child of this process instead of init's, and is
+    # found at the end.
     adopt_orphans()
     processes = plugin_manager().call("disttest_processes_of_run", options=options) or (PytestProcess(),)
     sweep, shortage = Sweep(lambda: directory.home.now()), Shortage()
@@ -214,6 +216,7 @@ def _run_one(
         load_reporters()
         ending = _Supervisor(child, hold_signals(), watch, board).wait(until_s + DEADLINE_MARGIN_S)
         ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
+        # The reaper must outlive this process: it ends what is left if this process is killed.
         kill_descendants(spare=reaper.pids)
     finally:
         watch.child_ended()
@@ -300,6 +303,8 @@ class _Supervisor:
             self._watch.look()
             if (ended := self._child.poll()) is not None:
                 return Ending(exit=ended)
+            # After the check for the end: a child that ended in time is not reported as overdue because this
+            # process was late.
             if monotonic() >= limit_s:
                 return Ending(exit=self._end(), overdue=True)
             if self._is_kept():
@@ -329,6 +334,7 @@ class _Supervisor:
             wait_any(self._child, self._signals, *self._watch.readers(), timeout_s=TICK_S, until_s=limit_s)
             # Read further signals without effect: the child is being ended already.
             self._signals.first()
+        # pytest cannot handle SIGINT inside a C call that never returns to the interpreter.
         end_all([self._child], term_grace_s=PYTEST_TERM_S)
         return self._child.poll() or Exit(signal=signal.SIGKILL)
 

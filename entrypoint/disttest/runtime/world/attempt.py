@@ -110,6 +110,8 @@ class RankProgress:
             return
         self.rendering = None
         self.size += len(report.report) + len(report.details)
+        # Only subtests lose their text: a test can have any number of them, and one report per phase
+        # otherwise.
         if report.partial and self.size > _SUBTESTS_KEPT:
             report = msgspec.structs.replace(report, report="", details="")
         self.reports.append(report)
@@ -285,6 +287,7 @@ class Attempt:
         reports = [(p.rank, report) for p in self.ranks for report in p.reports if report.stop is not None]
         if not reports:
             return None
+        # All ranks read the same monotonic clock of the machine, so their times can be compared.
         rank, first = min(reports, key=lambda each: each[1].ended_at_s)
         who = f"rank {rank}: " if self.test.kind is WorldKind.RANKS else ""
         return first.stop and msgspec.structs.replace(first.stop, reason=f"{who}{first.stop.reason}")
@@ -400,6 +403,7 @@ class Attempt:
             return True
         if self.cancelled and now_s - self.cancelled_s >= self.cancel_margin_s:
             return True
+        # The lost peer may be cleaning up, and its own failure, which is the cause, comes afterwards.
         if self.lost_peer_s is not None and now_s - self.lost_peer_s >= max(grace_s, CONSEQUENCE_WAIT_S):
             return True
         return self.failed_s is not None and now_s - self._grace_since_s >= grace_s

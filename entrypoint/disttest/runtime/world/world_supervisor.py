@@ -88,6 +88,8 @@ class WorldSupervisor:
 
     def run(self) -> None:
         """Start the ranks, run tests until one breaks the world, end all processes, report the end."""
+        # Before the first fork: a helper whose rank has died is then a child of this process, which finds
+        # and ends it.
         adopt_orphans()
         # Ctrl-C reaches the controller, which cancels each world by a message.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -122,6 +124,8 @@ class WorldSupervisor:
         for rank in self._own_ranks():
             self._ranks.add(self._start_one(rank, listener))
         self._marks.mark("forks of ranks")
+        # After the forks: a fork would not have the server's thread, but might have a lock that the thread
+        # held.
         self._store = host_store(listener)
         deadline = monotonic() + self._order.settings.unless_debugged(self._start_limit_s())
         while not all(handle.ready or handle.gone for handle in self._ranks.handles):
@@ -178,6 +182,7 @@ class WorldSupervisor:
         not_its_own += [listener.fileno()] if listener is not None else []
         not_its_own += [handle.channel.fileno() for handle in self._ranks.handles]
         child = self._start_rank(spec, theirs, not_its_own)
+        # The rank has its copy. With this one open, the end of the rank would not close the channel.
         theirs.close()
         return RankProcessHandle(
             rank=rank,
@@ -218,6 +223,8 @@ class WorldSupervisor:
             self._on_shared_memory(at_once=True)
             self._report(attempt, result, representing_reports(attempt, result) if judged.speaks else ())
             self._marks.mark("verdict")
+            # A rank that died after its last message is noticed here, before the next test is assigned to
+            # it.
             self._ranks.loop.wait(0)
             if not self._is_good or any(handle.gone for handle in self._ranks.handles):
                 return
@@ -270,6 +277,7 @@ class WorldSupervisor:
             test=test, number=number, started_s=monotonic(), started_at_s=self._clock(), ranks=ranks
         )
         self._began.append((test.nodeid, attempt.started_s))
+        # Before the order is sent: a rank writes its first phase as soon as it has the order.
         self._phases.reset()
         self._ranks.begin(attempt)
         if self._ranks.agree_on(test.nodeid):
@@ -405,8 +413,11 @@ class WorldSupervisor:
         self._on_shared_memory(at_once=True)
         attempt = self._ranks.attempt
         broken = attempt is None or not self._is_healthy(attempt)
+        # Ranks of a broken world often wait for a lost peer and cannot leave, so they get less time.
         notes = self._dismiss(BROKEN_LEAVE_S if broken else RANKS_LEAVE_S)
+        # After the ranks have left: a crash in an exit handler or a destructor occurs only then.
         self._judge_late_deaths()
+        # Named before they are killed: a process that has ended has no command line any more.
         leftovers = name_strays(self._strays(), self._began)
         # The world adopts every orphan below it, so all remaining descendants belong to its tests.
         survivors = kill_descendants(spare=())
