@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from generated_page import write_or_check
 
 from disttest.model import Outcome
-from disttest.results.rulings import RULES, STRICT_XPASS, RankState, Rule, rule_for, state_of
+from disttest.results.rulings import RULES, RankState, Rule, rule_for, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
 from disttest.runtime.world.attempt import RankProgress
 
@@ -50,13 +50,13 @@ _WORDS = {
 }
 _FINISHED = frozenset(RankState) - {RankState.ENDED, RankState.ENDED_XFAIL}
 _PHASES = {
-    "passed": (Outcome.PASSED, ""),
-    "failed": (Outcome.FAILED, ""),
-    "skipped": (Outcome.SKIPPED, ""),
-    "xfailed": (Outcome.XFAILED, ""),
-    "xpassed": (Outcome.XPASSED, ""),
-    "xpassed (strict)": (Outcome.XPASSED, STRICT_XPASS),
-    "error": (Outcome.ERROR, ""),
+    "passed": Outcome.PASSED,
+    "failed": Outcome.FAILED,
+    "skipped": Outcome.SKIPPED,
+    "xfailed": Outcome.XFAILED,
+    "xpassed": Outcome.XPASSED,
+    "xpassed (strict)": Outcome.XPASSED,
+    "error": Outcome.ERROR,
 }
 
 
@@ -93,7 +93,7 @@ def _within_a_rank() -> Iterator[str]:
 def _rank(setup: str, call: str, teardown: str) -> str:
     phases = {"setup": setup, "call": call, "teardown": teardown}
     reports = [
-        PhaseEnded(phase=name, outcome=_PHASES[said][0], message=_PHASES[said][1], duration_s=0, ended_at_s=0)
+        PhaseEnded(phase=name, outcome=_PHASES[said], strict="strict" in said, duration_s=0, ended_at_s=0)
         for name, said in phases.items()
         if said
     ]

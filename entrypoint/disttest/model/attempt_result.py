@@ -154,6 +154,20 @@ class PluginFinding(Frozen):
         return self.found_by or self.finder
 
 
+class Ruling(StrEnum):
+    """The rule that decided the outcome of an attempt from its ranks: a row of ``docs/verdicts.md``."""
+
+    CULPRIT = "culprit"
+    HANG = "hang"
+    EXPECTED = "expected"
+    CANCELLED = "cancelled"
+    UNFINISHED = "unfinished"
+    AGREED = "agreed"
+    STRICT = "strict"
+    NOT_RUN = "not run"
+    DISAGREED = "disagreed"
+
+
 class TestResult(Frozen):
     """Result of one attempt of a test."""
 
@@ -165,6 +179,8 @@ class TestResult(Frozen):
     attempt: Count = 1
     started_at_s: Moment = 0.0
     duration_s: Seconds = 0.0
+    ruling: Ruling | None = None
+    """None if no rank has run the test, and in journals of earlier versions."""
     phase: str = "call"
     """The phase that decided the outcome."""
     message: str = ""
@@ -174,6 +190,8 @@ class TestResult(Frozen):
     victims: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     """Remarks that do not change the outcome: ranks that skipped, leaks."""
+    superseded: tuple[str, ...] = ()
+    """Notes on failures in reused ranks, after each of which the test ran again in new ranks of the same attempt."""
     ranks: tuple[RankRecord, ...] = ()
     world_id: str = ""
     """The world that ran it; empty for ordinary tests and for skips decided before a world started."""

@@ -104,9 +104,6 @@ class Recorded(Frozen):
 MAIN_RANK = -1
 LONE_PROCESS = -2
 """Takes the place of a rank in sentences about an isolated test, whose only process is not a rank."""
-RANKS_DISAGREE = "ranks disagree at "
-"""Prefix of a finding about calls that do not match, by which it is recognized in the message of a rank's end."""
-
 
 _LEAST_RUN = 4
 """Consecutive ranks that are written as a range."""
@@ -202,12 +199,16 @@ class RankRecord(Frozen):
     """Traceback and captured sections of a failure."""
     stacks: str = ""
     """Python stacks of all its threads, if they were collected."""
+    process_state: str = ""
+    """The kernel's reason why it could not write stacks: ``stopped (SIGSTOP, or a debugger)``."""
     collectives: tuple[Collective, ...] = ()
     """Its last collectives in this test, if they were collected."""
     unrendered: bool = False
     """Whether it failed and its report could not be rendered; message and details then need no code of the test."""
     because_of: tuple[int, ...] = ()
     """Ranks that had not joined the failed call, or the one rank that made a different call, if known."""
+    differing_calls: str = ""
+    """The calls that do not match, if its backend ended the process because of them."""
     in_flight: str = ""
     """Exception that was passing through a ``finally``, ``with`` or ``except`` block when the rank was ended."""
     failed_after_s: Seconds | None = None
@@ -221,6 +222,8 @@ class RankRecord(Frozen):
     pid: int = 0
     log: str = ""
     """Its log file, relative to the results directory."""
+    strict: bool = False
+    """Whether it passed although the test has a strict xfail mark."""
     xfail: bool = False
     """Whether the test was an expected failure when the rank began its last phase; true if it began none."""
     subtests_skipped: int = 0

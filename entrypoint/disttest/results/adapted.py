@@ -22,7 +22,6 @@ from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
 from disttest.results.verdict import judge
 
 LENIENT_NOTE = "torch's own rules would have passed this test"
-RUN_AGAIN = "failed in reused ranks, and was run again in new ones"
 NEW_RANKS = "got new ranks, because the main process had changed since the last ones started"
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.model import (
-    RANKS_DISAGREE,
     Collective,
     Outcome,
     RankEnd,
@@ -45,8 +44,6 @@ _LIBRARY = re.compile(
 _STARTED_PROCESS = "\n\nprocess "
 # Name of such a process, without its command line.
 _NAME = re.compile(r"(?P<pid>\d+)(?: \((?P<role>rank \d+(?: of mp\.spawn)?|\w*Process-\d+))?")
-PROCESS_STATE = "Process state: "
-"""Takes the place of stacks for a rank that could not write them, followed by the kernel's reason."""
 _MOST_BELOW = 4
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
@@ -131,7 +128,7 @@ def _mismatch(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fi
 def _differ(at: Collective, rank: int, call: str, other: int, other_call: str) -> str:
     first, second = sorted([(rank, call), (other, other_call)])
     return (
-        f"{RANKS_DISAGREE}collective #{at.seq} of group {at.group}: "
+        f"ranks disagree at collective #{at.seq} of group {at.group}: "
         f"rank {first[0]} called {first[1]}, rank {second[0]} called {second[1]}"
     )
 
@@ -226,7 +223,7 @@ def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | 
 
     A rank is busy or asleep in Python, or waits in torch for an unknown event.
     """
-    if not any(_user_frame(list(_frames(r))) or r.stacks.startswith(PROCESS_STATE) for r in hung):
+    if not any(_user_frame(list(_frames(r))) or r.process_state for r in hung):
         return None
     done = [rank for rank in ranks if _has_finished(rank)]
     rest = f"; {rank_names([rank.rank for rank in done])} had finished" if done else ""
@@ -272,8 +269,8 @@ def whereabouts(rank: RankRecord) -> str:
         return f"{who} had finished the test"
     frames = list(_frames(rank))
     frame = _user_frame(frames)
-    if rank.stacks.startswith(PROCESS_STATE):
-        return f"{who} is {rank.stacks.removeprefix(PROCESS_STATE)}, in {rank.phase}"
+    if rank.process_state:
+        return f"{who} is {rank.process_state}, in {rank.phase}"
     waits_for_gpu = bool(frames) and _is_wait_for_gpu(frames[0])
     if frame is None and waits_for_gpu:
         return f"{who} waits for its GPU to finish what the test has started there"

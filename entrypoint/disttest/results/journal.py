@@ -19,7 +19,7 @@ import msgspec
 from disttest.errors import JournalError, UsageError
 from disttest.host.copies import is_copy
 from disttest.host.lines import LONGEST_LINE, Lines
-from disttest.model import UNREADABLE, CpuStep, TestResult, WorldShape
+from disttest.model import UNREADABLE, CpuStep, Ruling, TestResult, WorldShape
 from disttest.outgoing import outgoing, shorten_all
 from disttest.plugin_manager import plugin_manager
 from disttest.results.events import (
@@ -312,7 +312,18 @@ def _in_present_form(line: bytes) -> bytes:
 @cache
 def _old_fields() -> tuple[tuple[bytes, Callable[[dict[str, Any]], None]], ...]:
     found = plugin_manager().call("disttest_old_fields")
-    return tuple((f'"{name}":'.encode(), change) for each in found for name, change in each.items())
+    of_plugins = ((f'"{name}":'.encode(), change) for each in found for name, change in each.items())
+    return (_DISAGREEMENT, _name_ruling), *of_plugins
+
+
+# In journals of earlier versions only the message of a result shows that its ranks disagreed.
+_DISAGREEMENT = b'"message":"ranks disagree: '
+
+
+def _name_ruling(event: dict[str, Any]) -> None:
+    result = event.get("result")
+    if isinstance(result, dict) and str(result.get("message")).startswith("ranks disagree: "):
+        result.setdefault("ruling", Ruling.DISAGREED)
 
 
 class EventWriter:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from disttest.model import Frozen, Outcome, RankEnd, RankRecord, TestResult, rank_names
+from disttest.model import Frozen, Outcome, RankEnd, RankRecord, Ruling, TestResult, rank_names
 
 STRICT_XPASS = "[XPASS(strict)]"
 """Prefix of pytest's message for a passed test with a strict xfail mark."""
 NO_TEST_RAN = "no test ran"
 """Prefix of the message of a test that no rank has run."""
-
-_DISAGREE = "ranks disagree: "
 
 
 class RankState(StrEnum):
@@ -40,20 +38,6 @@ class RankState(StrEnum):
     """disttest ended it because of a peer, or because the run was cancelled."""
     ENDED_XFAIL = "still running, marked xfail"
     """The same, and the test is expected to fail in this rank too."""
-
-
-class Ruling(StrEnum):
-    """Reason for the outcome of a test whose ranks differ; the value appears in ``docs/verdicts.md``."""
-
-    CULPRIT = "culprit"
-    HANG = "hang"
-    EXPECTED = "expected"
-    CANCELLED = "cancelled"
-    UNFINISHED = "unfinished"
-    AGREED = "agreed"
-    STRICT = "strict"
-    NOT_RUN = "not run"
-    DISAGREED = "disagreed"
 
 
 class Rule(Frozen):
@@ -216,7 +200,7 @@ def state_of(record: RankRecord) -> RankState:
     if outcome is Outcome.PASSED:
         return RankState.PARTLY if record.subtests_skipped else RankState.PASSED
     if outcome is Outcome.XPASSED:
-        return RankState.STRICT if record.message.startswith(STRICT_XPASS) else RankState.XPASSED
+        return RankState.STRICT if record.strict else RankState.XPASSED
     return _BY_OUTCOME[outcome]
 
 
@@ -234,12 +218,12 @@ def describe_disagreement(records: Collection[RankRecord]) -> str:
     for record in records:
         by_state.setdefault(state_of(record), []).append(record.rank)
     parts = (f"{rank_names(ranks)} {state}" for state, ranks in by_state.items())
-    return f"{_DISAGREE}{', '.join(parts)}"
+    return f"ranks disagree: {', '.join(parts)}"
 
 
 def is_disagreement(result: TestResult) -> bool:
     """Whether a test failed because its ranks have different outcomes, none of which is a failure."""
-    return result.outcome is Outcome.FAILED and result.message.startswith(_DISAGREE)
+    return result.outcome is Outcome.FAILED and result.ruling is Ruling.DISAGREED
 
 
 def disagreement(records: Collection[RankRecord], *, may_differ: bool) -> str:

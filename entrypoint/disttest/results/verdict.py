@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from disttest.model import (
     LONE_PROCESS,
-    RANKS_DISAGREE,
     Cause,
     HangCause,
     Outcome,
     RankEnd,
     RankRecord,
+    Ruling,
     TestCase,
     TestResult,
     process_name,
@@ -31,7 +31,6 @@ from disttest.results.rulings import (
     STRICT_XPASS,
     RankState,
     Rule,
-    Ruling,
     describe_disagreement,
     rule_for,
     state_of,
@@ -109,6 +108,7 @@ def judge(
         attempt=attempt,
         started_at_s=started_at_s,
         duration_s=duration_s,
+        ruling=rule.ruling,
         phase=phase,
         message=message,
         details=(culprit.details if culprit else "") or details or _details_of_waiter(ranks, culprit),
@@ -258,7 +258,7 @@ def _accuse(ranks: Sequence[RankRecord]) -> _Decision:
     """Name the rank that caused the first failure, if it is known; otherwise the rank that failed first."""
     first, size = min((r for r in ranks if is_red(r)), key=by_guilt), len(ranks)
     outcome, accusation = _outcome_of(first), _accusation(first, size)
-    if RANKS_DISAGREE in first.message and not first.has_failed:
+    if first.differing_calls and not first.has_failed:
         # gloo aborts the rank that receives too much, which need not be the one that differs.
         odd = next((r for r in ranks if r.rank in first.because_of), None)
         return outcome, first.phase, accusation, odd
@@ -298,10 +298,9 @@ def _outcome_of(culprit: RankRecord) -> Outcome:
 
 def _accusation(culprit: RankRecord, size: int) -> str:
     who = rank_of(culprit.rank, size)
-    _, disagree, calls = culprit.message.partition(RANKS_DISAGREE)
-    if disagree and not culprit.has_failed:
+    if culprit.differing_calls and not culprit.has_failed:
         how = "crashed" if culprit.signal == signal.SIGSEGV else "aborted"
-        return f"{disagree}{calls} (gloo then {how} rank {culprit.rank})"
+        return f"{culprit.differing_calls} (gloo then {how} rank {culprit.rank})"
     sizes, call = SIZES.search(culprit.message), last_call(culprit)
     if sizes and call and not culprit.has_failed:
         return (

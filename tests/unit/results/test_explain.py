@@ -20,10 +20,8 @@ def stack(function, line, *above):
     return "\n".join(["Current thread (most recent call first):", *frames])
 
 
-def hung(rank, *collectives, stacks="", phase="call"):
-    return RankRecord(
-        rank=rank, end=RankEnd.KILLED, hung=True, phase=phase, collectives=collectives, stacks=stacks
-    )
+def hung(rank, *collectives, phase="call", **facts):
+    return RankRecord(rank=rank, end=RankEnd.KILLED, hung=True, phase=phase, collectives=collectives, **facts)
 
 
 def finished(rank, *collectives):
@@ -151,13 +149,13 @@ CASES = {
         0,
     ),
     "stopped, while others wait": (
-        [hung(0, call("barrier", 1)), hung(1, stacks="Process state: stopped (SIGSTOP, or a debugger)")],
+        [hung(0, call("barrier", 1)), hung(1, process_state="stopped (SIGSTOP, or a debugger)")],
         "rank 1 never joined barrier #1 (group default): rank 0 waits at test_step.py:44, "
         "rank 1 is stopped (SIGSTOP, or a debugger), in call",
         1,
     ),
     "stopped, and nobody waits": (
-        [hung(0, stacks="Process state: stopped (SIGSTOP, or a debugger)"), finished(1)],
+        [hung(0, process_state="stopped (SIGSTOP, or a debugger)"), finished(1)],
         "rank 0 is stopped (SIGSTOP, or a debugger), in call, not waiting for another rank; rank 1 had finished",
         0,
     ),

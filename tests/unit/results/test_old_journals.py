@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from disttest.extras.chaos.case import FaultKind, Survival, baseline_ranks, case_of
 from disttest.extras.chaos.tables import report_tables
 from disttest.extras.replay.recorded import recorded_ranks
@@ -70,3 +72,17 @@ def test_the_ranks_that_were_recorded_are_those_that_can_be_replayed():
     assert (0, 1) == recorded_ranks(failed.final)
     _, replay = command_lines(failed.test, failed.final, run)
     assert "replay: disttest replay /tmp/results 'test_fails.py::test_fails[2xgloo]' --rank 1" == replay
+
+
+@pytest.mark.parametrize(
+    ("message", "failed_how"),
+    [("ranks disagree: rank 0 passed, rank 1 skipped", "ranks disagree"), ("ValueError: no", "failed")],
+)
+def test_a_disagreement_that_only_the_message_shows_is_one(tmp_path, message, failed_how):
+    journal = tmp_path / "events.jsonl"
+    result = f'{{"nodeid":"test_x.py::test_x","outcome":"failed","cause":"test","message":"{message}"}}'
+    journal.write_text(f'{{"event":"test_finished","at_s":1.0,"result":{result}}}\n')
+
+    (event,) = read_events(journal)
+
+    assert failed_how == how_failed(event.result)

@@ -7,8 +7,8 @@ import itertools
 import msgspec
 import pytest
 
-from disttest.model import Outcome, RankEnd, RankRecord, TestCase, WorldShape
-from disttest.results.rulings import RULES, STRICT_XPASS, RankState, Ruling, disagreement, state_of
+from disttest.model import Outcome, RankEnd, RankRecord, Ruling, TestCase, WorldShape
+from disttest.results.rulings import RULES, RankState, disagreement, state_of
 from disttest.results.verdict import judge
 
 TEST = TestCase(
@@ -28,7 +28,12 @@ RECORDS = {
     RankState.SKIPPED: {"end": REPORTED, "outcome": Outcome.SKIPPED, "message": "not here"},
     RankState.XFAILED: {"end": REPORTED, "outcome": Outcome.XFAILED, "message": "known"},
     RankState.XPASSED: {"end": REPORTED, "outcome": Outcome.XPASSED, "message": "known"},
-    RankState.STRICT: {"end": REPORTED, "outcome": Outcome.XPASSED, "message": f"{STRICT_XPASS} known"},
+    RankState.STRICT: {
+        "end": REPORTED,
+        "outcome": Outcome.XPASSED,
+        "message": "[XPASS(strict)] known",
+        "strict": True,
+    },
     RankState.NOT_RUN: {"end": REPORTED},
     RankState.FAILED: {"end": REPORTED, "outcome": Outcome.FAILED, "failed_after_s": 1.0},
     RankState.ERROR: {"end": REPORTED, "outcome": Outcome.ERROR, "phase": "setup", "failed_after_s": 1.0},

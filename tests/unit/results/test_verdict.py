@@ -166,13 +166,20 @@ DISAGREE = "ranks disagree at collective #1 of group default: rank 0 called …,
 
 def test_what_ranks_called_leads_where_the_board_knew_it():
     words = f"was killed by SIGABRT in call, before it reported: {DISAGREE}"
-    aborted = msgspec.structs.replace(signalled(0, 0.1, 6), message=words)
+    aborted = msgspec.structs.replace(signalled(0, 0.1, 6), message=words, differing_calls=DISAGREE)
 
     for odd, culprit in ((), None), ((1,), 1):
         result = verdict(msgspec.structs.replace(aborted, because_of=odd), passed(1))
 
         assert f"{DISAGREE} (gloo then aborted rank 0)" == result.message
         assert (Outcome.ERROR, culprit) == (result.outcome, result.culprit)
+
+
+def test_an_exception_with_the_words_of_differing_calls_is_an_exception():
+    words = f"was killed by SIGABRT in call, before it reported: std::runtime_error: {DISAGREE}"
+    result = verdict(msgspec.structs.replace(signalled(0, 0.1, 6), message=words), passed(1))
+
+    assert (f"rank 0 of 2 {words}", 0) == (result.message, result.culprit)
 
 
 def test_gloos_words_stand_where_the_place_is_not_known():

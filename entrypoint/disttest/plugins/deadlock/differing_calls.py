@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from disttest.model import RANKS_DISAGREE, rank_names
+from disttest.model import rank_names
 from disttest.observe.operations import title_of
 from disttest.plugins.deadlock import wait_words
 from disttest.plugins.deadlock.layout import Direction
@@ -44,7 +44,7 @@ def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str
         return _describe_message(ranks, aborted)
     group, seq, called = found
     name = wait_words.group_name(group, ranks[aborted].groups[group])
-    return f"{RANKS_DISAGREE}collective #{seq} of group {name}: {_describe(called)}"
+    return f"ranks disagree at collective #{seq} of group {name}: {_describe(called)}"
 
 
 def waits_in_differing_call(ranks: Mapping[int, Snapshot], crashed: int) -> bool:
@@ -151,7 +151,7 @@ def _describe_message(ranks: Mapping[int, Snapshot], aborted: int) -> str:
         ):
             sent = f"rank {wait.peer} sent {theirs.tensors}{_at(theirs.where)}"
             received = f"rank {aborted} receives {mine.tensors}{_at(mine.where)}"
-            return f"{RANKS_DISAGREE}recv #{wait.seq} of rank {aborted}: {sent}, {received}"
+            return f"ranks disagree at recv #{wait.seq} of rank {aborted}: {sent}, {received}"
     return ""
 
 

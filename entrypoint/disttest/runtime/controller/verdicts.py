@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from disttest.model import Cause, Outcome, TestCase, TestResult
-from disttest.results.adapted import RUN_AGAIN
 from disttest.results.repeat import command_lines
 from disttest.results.verdict import results_not_run, spoiled
 from disttest.runtime.controller.early_skips import known_skip, vacuous
@@ -76,9 +75,8 @@ class Verdicts:
         self._recorder.test_finished(judged.result, again=again)
         # Notes on a passed test are easy to miss, so this one is recorded for the run.
         if not judged.result.outcome.is_bad:
-            for note in judged.result.notes:
-                if note.startswith(RUN_AGAIN):
-                    self._recorder.noted(note, test.nodeid)
+            for note in judged.result.superseded:
+                self._recorder.noted(note, test.nodeid)
         if suspect:
             self._suspended[test.nodeid] = judged
         else:

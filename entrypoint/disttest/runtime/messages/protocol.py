@@ -87,6 +87,8 @@ class PhaseEnded(Message):
     """Monotonic clock, which all processes of a machine share; read before the report was formatted."""
     message: str = ""
     details: str = ""
+    strict: bool = False
+    """Whether the test passed although it has a strict xfail mark."""
     partial: bool = False
     """A subtest: the test continues after it."""
     stop: RunStop | None = None

@@ -214,6 +214,7 @@ def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: f
     return PhaseEnded(
         phase=text_of(report.when),
         outcome=outcome,
+        strict=is_strict(report),
         partial=hasattr(report, "context"),
         duration_s=max(0.0, report.duration or 0.0),
         ended_at_s=ended_at_s,
@@ -223,12 +224,18 @@ def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: f
     )
 
 
+def is_strict(report: pytest.TestReport) -> bool:
+    """Whether the test passed although it has a strict xfail mark; pytest tells it by its message alone."""
+    # https://github.com/pytest-dev/pytest/blob/8.4.0/src/_pytest/skipping.py#L286
+    return report.failed and isinstance(report.longrepr, str) and report.longrepr.startswith(STRICT_XPASS)
+
+
 def outcome_of(report: pytest.TestReport) -> Outcome:
     """Translate a report's outcome."""
     if hasattr(report, "wasxfail"):
         return Outcome.XFAILED if report.skipped else Outcome.XPASSED
     if report.failed:
-        if isinstance(report.longrepr, str) and report.longrepr.startswith(STRICT_XPASS):
+        if is_strict(report):
             return Outcome.XPASSED
         return Outcome.FAILED if report.when == "call" else Outcome.ERROR
     return Outcome.SKIPPED if report.skipped else Outcome.PASSED

@@ -22,7 +22,6 @@ from disttest.model import (
     WorldKind,
 )
 from disttest.plugin_manager import plugin_manager
-from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.protocol import PhaseEnded, Raised, RanksJoined, RunStop, TestDone
 from disttest.runtime.messages.raised import failed_outcome
@@ -40,7 +39,7 @@ def _is_bad(report: PhaseEnded) -> bool:
 
 
 def _is_strict(report: PhaseEnded) -> bool:
-    return report.outcome is Outcome.XPASSED and report.message.startswith(STRICT_XPASS)
+    return report.outcome is Outcome.XPASSED and report.strict
 
 
 def _skips_too_late(report: PhaseEnded) -> bool:
@@ -79,6 +78,8 @@ class RankProgress:
     died_at_s: float = 0.0
     last_words: str = ""
     """Cause of death where it is known: an uncaught C++ exception, the out-of-memory killer."""
+    differing_calls: str = ""
+    """The calls that do not match, if its backend ended the process because of them."""
     lost: str = ""
     """The reason why its control channel is no longer trusted."""
     killed: bool = False
@@ -86,6 +87,8 @@ class RankProgress:
     ended_for: HangCause | None = None
     """The cause that ended the rank before the test's time limit: no rank could make progress."""
     stacks: str = ""
+    process_state: str = ""
+    """The kernel's reason why it could not write stacks."""
     below: str = ""
     """For an isolated test: the processes that it started, with their stacks."""
     deaths_below: str = ""
@@ -185,9 +188,11 @@ class RankProgress:
             message=message,
             details=self._details(report),
             stacks="\n\n".join(filter(None, (self.stacks, self.crash, self.below))),
+            process_state=self.process_state,
             collectives=self.collectives,
             unrendered=self.rendering is not None and report is self.rendering,
             because_of=self.because_of,
+            differing_calls=self.differing_calls,
             in_flight=self._describe_in_flight(report),
             failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
             exit_code=stayed.exit_code if stayed else ended.code if ended else None,
@@ -196,6 +201,7 @@ class RankProgress:
             ended_for=self.ended_for.name if self.ended_for is not None else "",
             pid=self.pid,
             log=self.log,
+            strict=report is not None and _is_strict(report),
             xfail=self.xfail,
             subtests_skipped=sum(r.partial and r.outcome in _LEFT_OUT for r in self.reports),
             leaks=self.done.leaks if self.done else (),

@@ -19,7 +19,6 @@ from disttest.host.process import STACKS_SIGNAL
 from disttest.limits import EVIDENCE_POLL_S
 from disttest.model import Collective
 from disttest.outgoing import outgoing
-from disttest.results.hang_findings import PROCESS_STATE
 from disttest.results.narrative import STACKS_HEADING as STACKS_HEADING
 from disttest.runtime.messages.protocol import Raised
 from disttest.runtime.rank.flight import ask, read_answer, read_in_flight
@@ -47,6 +46,8 @@ class RankEvidence(NamedTuple):
     stacks: str = ""
     collectives: tuple[Collective, ...] = ()
     in_flight: Raised | None = None
+    process_state: str = ""
+    """The kernel's reason why the process could not write stacks."""
 
 
 class Process(Protocol):
@@ -124,12 +125,12 @@ class EvidenceSource:
         """Read everything that has arrived so far."""
         told = self._flight is not None and self._flight.exists()
         stacks = self.stacks()
-        if not stacks and (state := self.state()):
-            stacks = f"{PROCESS_STATE}{state}"
+        state = "" if stacks else self.state()
         return RankEvidence(
-            stacks,
+            stacks or (state and f"Process state: {state}"),
             read_answer(self._flight) if told and self._flight else (),
             read_in_flight(self._questions) if self._questions and self._flight else None,
+            state,
         )
 
     def stacks(self) -> str:

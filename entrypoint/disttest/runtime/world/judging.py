@@ -21,7 +21,7 @@ from disttest.model import (
     WorldKind,
 )
 from disttest.plugin_manager import plugin_manager
-from disttest.results.adapted import NEW_RANKS, RUN_AGAIN, judge_adapted
+from disttest.results.adapted import NEW_RANKS, judge_adapted
 from disttest.results.rulings import disagreement
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
@@ -131,8 +131,10 @@ def judge_attempt(
     )
     result = msgspec.structs.replace(result, by_main=records[0].recorded)
     outdated = [f"{NEW_RANKS}: {each.outdated}" for each in attempt.ranks[0].joined if each.outdated]
-    if told := [*map(_describe_superseded, superseded), *outdated]:
-        result = msgspec.structs.replace(result, notes=(*result.notes, *told))
+    told = tuple(map(_describe_superseded, superseded))
+    if told or outdated:
+        notes = (*result.notes, *told, *outdated)
+        result = msgspec.structs.replace(result, superseded=told, notes=notes)
     return result
 
 
@@ -146,7 +148,7 @@ def _describe_superseded(joined: RanksJoined) -> str:
     """Describe a failure in reused ranks, after which the test ran again in new ranks."""
     bad = next(filter(_is_bad, joined.records), None)
     what = f"rank {bad.rank}: {bad.message or 'did not finish'}" if bad else "ranks disagreed"
-    return f"{RUN_AGAIN} ({what})"
+    return f"failed in reused ranks, and was run again in new ones ({what})"
 
 
 def _deciding_set(joined: Sequence[RanksJoined], main: RankRecord, *, may_differ: bool) -> RanksJoined | None:

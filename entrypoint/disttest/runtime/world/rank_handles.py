@@ -216,6 +216,7 @@ class Supervisor:
         for progress in living:
             told = evidence[progress.rank]
             progress.stacks = outgoing.text(with_code(shorten_stacks(told.stacks)))
+            progress.process_state = told.process_state
             progress.collectives = told.collectives
             ends = deadline_passed and attempt.cause is not None and attempt.cause.ends
             progress.ended_for = attempt.cause if ends else None
@@ -324,7 +325,7 @@ class Supervisor:
             question = partial(watch.explain_abort, attempt, progress.rank, words)
             found, because_of = _asked(attempt, name, question) or ("", ())
             if found or because_of:
-                progress.because_of = because_of
+                progress.differing_calls, progress.because_of = found, because_of
                 return found
         return ""
 

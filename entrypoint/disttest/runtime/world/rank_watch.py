@@ -36,7 +36,7 @@ class RankWatch:
             words: the last C++ exception that it printed; empty if there is none, as after SIGSEGV.
 
         Returns:
-            A better reason than ``words``, and the ranks that caused it; both empty if unknown.
+            The calls that do not match, and the ranks that caused it; both empty if unknown.
         """
         del attempt, rank, words
         return "", ()

@@ -8,7 +8,7 @@ import pytest
 from disttest.host.process import Exit
 from disttest.limits import CONSEQUENCE_WAIT_S
 from disttest.model import Outcome, RankEnd, TestCase
-from disttest.results.rulings import STRICT_XPASS, RankState, state_of
+from disttest.results.rulings import RankState, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
 from disttest.runtime.world import attempt as attempt_module
 from disttest.runtime.world import rank_handles
@@ -109,7 +109,8 @@ def strict_pass():
         outcome=Outcome.XPASSED,
         duration_s=0.1,
         ended_at_s=1.0,
-        message=f"{STRICT_XPASS} known",
+        message="[XPASS(strict)] known",
+        strict=True,
     )
 
 
