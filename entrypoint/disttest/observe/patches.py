@@ -103,6 +103,7 @@ def _issuing(original: Original) -> Original:
         try:
             return original(self, *args, **kwargs)
         finally:
+            # Restored, not reset: a method of a group may call another one of the list.
             thread.from_python, thread.reduce_op = before
             thread.handle = None
 
@@ -165,6 +166,7 @@ def _begin_work_wait(call: Call | None, limit_s: float | None) -> Wait | None:
 def _get_future(original: Original) -> Original:
     def get_future(self: Any) -> Any:
         future = original(self)
+        # The future completes with the call, but torch gives no way from one to the other.
         if (call := hub.handles.get(self)) is not None:
             hub.handles[future] = call
         return future
@@ -221,6 +223,7 @@ def _calling_back(original: Original) -> Original:
         if not calls:
             return original(self, callback, *args, **kwargs)
 
+        # A callback runs when the calls are complete, possibly in a thread of C++ in which no wait was seen.
         def call_back(future: Any) -> Any:
             __tracebackhide__ = True
             for call in calls:
@@ -237,6 +240,7 @@ def _calling_back(original: Original) -> Original:
 
 def _collecting(original: Original) -> Original:
     def collect_all(futures: Any) -> Any:
+        # Once, because the argument may be an iterator.
         parts = tuple(futures)
         collected = original(list(parts))
         if not hub.is_idle():
@@ -251,6 +255,7 @@ def _store_wait(original: Original) -> Original:
         __tracebackhide__ = True
         if hub.is_idle():
             return original(self, keys, *args, **kwargs)
+        # A single key is a text, which would otherwise be taken apart into characters.
         names = (keys,) if isinstance(keys, str) else tuple(map(str, keys))
         own = _seconds(args, kwargs)
         limit_s = self.timeout.total_seconds() if own is None else own
@@ -321,6 +326,8 @@ def _shutdown(original: Original) -> Original:
         if (group := groups.forget(self)) is not None:
             if hub.queues is not None:
                 hub.queues.forget(group.name)
+            # After the end of the original: a shutdown may wait for pending calls, which still belong to the
+            # group.
             hub.notify("on_group", group, made=False)
 
     return shutdown
@@ -339,6 +346,7 @@ def _abort(original: Original) -> Original:
 def _changes_timeout(original: Original) -> Original:
     def set_timeout(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        # After the call: the new limit is read back from torch, which may have refused it.
         groups.renew_timeouts()
 
     return set_timeout

@@ -142,6 +142,7 @@ class Journal:
         """
         fd = os.open(path, _FLAGS | os.O_EXCL, 0o644)
         try:
+            # pread moves no position, which processes with a copy of the descriptor share.
             _write_line(fd, os.pread(self._fd, os.fstat(self._fd).st_size, 0))
         except OSError:
             os.close(fd)

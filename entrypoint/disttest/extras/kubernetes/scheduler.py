@@ -147,6 +147,7 @@ class KubernetesRun:
             self._keep_limits()
             return
         self._gang.step()
+        # The gang has released its pods, and the streams to them lead nowhere.
         if self._attached and not self._gang.has_asked:
             self._start_over()
         for node in self._gang.running():
@@ -154,6 +155,8 @@ class KubernetesRun:
                 self._attach(node)
         if not self._all_attached() and time.monotonic() - self._said_s >= CLIENT_ALIVE_S:
             self._said_s = time.monotonic()
+            # An agent that hears nothing assumes that its client is dead, and ends. The other nodes may take
+            # long to start.
             self._streams.send(encode_order(StillHere()))
         self._describe()
 
@@ -161,6 +164,8 @@ class KubernetesRun:
         pod = self._gang.pods[node].metadata.name
         argv = self._kubectl.command("attach", pod, f"--container={CONTAINER}", "--stdin", "--quiet")
         self._attached[node] = self._streams.start(Program(argv, self._kubectl.environ))
+        # Variables first, and through the stream: in the manifest, every user who may read pods could read
+        # them.
         self._streams.send_to(self._attached[node], self._first)
         if self._all_attached():
             self._streams.send(bytes(self._held))
@@ -222,6 +227,7 @@ class KubernetesRun:
         """Remove all objects; retry while the API server is away, unless the job was cancelled."""
         self._streams.kill()
         deadline = time.monotonic() + (0.0 if self._cancelled else KUBERNETES_KILL_S)
+        # A pod that is left keeps its GPUs.
         while not self._gang.remove() and time.monotonic() < deadline:
             time.sleep(KUBERNETES_RETRY_S)
 

@@ -149,6 +149,7 @@ class SlurmRun:
         return self._poll_s
 
     def _ask_again(self) -> None:
+        # Otherwise the refusal of the first srun would count as one of the second.
         self._complaints.clear()
         self._processes = PipedProcesses([self._program])
         self._processes.send(bytes(self._sent))
@@ -156,12 +157,14 @@ class SlurmRun:
     def _handle_line(self, line: OutputLine) -> Iterator[RunEvent]:
         if line.error:
             text = line.text.decode("utf-8", "replace")
+            # Tests also write to standard error, without a limit.
             self._complaints = [*self._complaints, text][-_COMPLAINTS_KEPT:]
             tasks, how = words.task_ended(text)
             yield from (NodeEnded(node=task, how=how) for task in tasks)
             return
         if is_ours(line.text) and not self._started:
             self._started = True
+            # The agents have read the orders. They are not sent again.
             self._sent.clear()
             self._seen = _replace(self._seen, state=JobState.RUNNING, reason="")
         yield Output(line=line.text)
@@ -201,6 +204,7 @@ class SlurmRun:
         waited_s = time.monotonic() - self._cancelled_s
         if waited_s > JOB_CANCEL_S and not self._scancelled:
             self._scancel()
+        # srun waits for its agents even after scancel, for example if a node does not respond.
         if self._scancelled and waited_s > SLURM_KILL_S:
             self._processes.signal(signal.SIGKILL)
 
@@ -214,6 +218,7 @@ class SlurmRun:
         (code,) = self._processes.codes()
         if self._verdict is not None:
             return _replace_end(self._verdict, code)
+        # A negative code is a signal to srun itself. It could not report the end of the job any more.
         if code is not None and code < 0 and not self._scancelled:
             return self._end_without_srun(-code)
         if not self._scancelled and words.was_cancelled(self._complaints):

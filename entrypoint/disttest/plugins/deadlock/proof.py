@@ -74,9 +74,12 @@ def find_deadlock(situation: Situation) -> Deadlock | None:
         return None
     found: list[Open] = []
     for rank in sorted(situation.ranks):
+        # A rank without a known wait is computing, and one wait that may end lets its rank go on. Either
+        # refutes the deadlock.
         waits = tuple(open_waits(rank, all_ranks, situation))
         if not waits or None in waits:
             return None
+        # Several threads of a rank may wait for the same call, which the message lists once.
         found += [wait for wait in dict.fromkeys(waits) if wait is not None]
     return _proof(found, situation)
 
@@ -103,6 +106,7 @@ def _gives_up(wait: Waiting, situation: Situation) -> bool:
     """Return whether a wait may time out before the test does."""
     in_store = wait.kind in (WaitKind.STORE, WaitKind.GROUP)
     limit_s = TORCH_STORE_LIMIT_S if in_store else TORCH_GROUP_LIMIT_S
+    # A wait that may time out before the test ends lets its rank go on, so it proves nothing.
     return wait.until_s < min(situation.deadline_s, situation.began_s + limit_s)
 
 
@@ -160,11 +164,13 @@ def _open_collective(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]
     members = [member for member in wait.group.ranks if member != rank and _counts(wait, rank, member)]
     if any(member not in all_ranks for member in members):
         return None
+    # Groups issue their calls in order, so a count below this number means that the call has not been made.
     missing = tuple(m for m in members if issued(all_ranks[m], wait.group) < wait.seq)
     for member in members:
         theirs = called(all_ranks[member], wait.group, wait.seq)
         if theirs is None:
             continue
+        # The operations are compared before the roots: a root has no meaning between different operations.
         if theirs.op != wait.op:
             other = f"{title_of(theirs.op)} in its place{_line(theirs, member, wait, all_ranks)}"
             return Open(rank=rank, wait=wait, kind=DeadlockKind.MISMATCH, ranks=(member,), other=other)
@@ -173,6 +179,7 @@ def _open_collective(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]
                 f"it with root {theirs.root} instead of {wait.root}{_line(theirs, member, wait, all_ranks)}"
             )
             return Open(rank=rank, wait=wait, kind=DeadlockKind.ROOTS, ranks=(member,), other=other)
+    # Sizes come last: they matter only if operation and root agree.
     uneven = next(filter(None, (_open_uneven(rank, m, wait, all_ranks) for m in members)), None)
     if uneven is not None:
         return uneven
@@ -195,6 +202,7 @@ def _open_uneven(rank: int, member: int, wait: Waiting, all_ranks: Mapping[int, 
     in_queue = wait.kind is WaitKind.DEVICE
     for seq in sorted(state.calls):
         mine, theirs = (called(all_ranks[each], wait.group, seq) for each in (rank, member))
+        # The board keeps only the last calls of a group, so either side may lack an earlier one.
         if mine is None or theirs is None or seq > wait.seq or mine.op != theirs.op:
             continue
         if not needs(mine.op, mine.root, rank, member, in_queue=in_queue):

@@ -29,6 +29,8 @@ def answer_questions(questions: Path, rank: int) -> None:
 
     The thread is started below `threading`, so that tests which count Python threads do not see it.
     """
+    # A named pipe: the world can ask at any time, and a rank without the thread is noticed by a missing
+    # reader.
     os.mkfifo(questions)
     # `threading.Thread` would appear in `threading.enumerate()`.
     _thread.start_new_thread(_answer, (questions, rank))

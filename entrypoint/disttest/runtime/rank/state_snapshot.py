@@ -145,6 +145,8 @@ def restore_state(
         fine = [] if facet.made_for_tests else [pristine.get(facet.kind, {})]
         fine += [at_call.get(facet.kind, {})] if shared_fixtures else []
         for name, now, then in _changes(now_of_it, before[facet.kind]):
+            # The value is that of the start, or was set by a fixture that is still set up. Neither is a leak
+            # of this test.
             if any(is_same(values.get(name, MISSING), now) for values in fine):
                 continue
             leak = describe_change(facet, name, now, then)
@@ -154,6 +156,7 @@ def restore_state(
             elif not _restore(facet, name, then):
                 kept.append(leak)
     reset_compiler()
+    # After a restoration the facts are out of date, so the next test reads the state again.
     return Restoration(_named(leaks), _named(kept), None if leaks else facts, tuple(store_keys))
 
 
@@ -208,6 +211,7 @@ def reseed(seed: int) -> None:
 
     random.seed(seed)
     if numpy := loaded("numpy"):
+        # numpy accepts 32 bits only, and raises ValueError for a larger or negative seed.
         numpy.random.seed(seed % 2**32)
     if torch := loaded("torch"):
         # `torch.manual_seed` also records the seed, with a stack, for accelerators that are initialized later:

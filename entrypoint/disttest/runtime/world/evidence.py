@@ -82,6 +82,7 @@ class EvidenceSource:
         answers = self._answers()
         if answers is None:
             return False
+        # Answers to earlier questions are in the same file.
         self._seen = answers.stat().st_size
         # The default action of a real-time signal is to kill. `SigCgt` in /proc/PID/status shows whether a handler is
         # set; without one the rank would die and be blamed for it.

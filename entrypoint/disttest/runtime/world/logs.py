@@ -86,6 +86,7 @@ class RankLog:
                 data = file.read()
                 outgoing.learn(data)
                 masked = outgoing.data(data)
+                # The usual log has no secret, and is not written again.
                 return None if masked is data else masked
             head = file.read(self._half)
             file.seek(-self._half, os.SEEK_END)
