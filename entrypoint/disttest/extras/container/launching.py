@@ -78,6 +78,7 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
     from disttest.extras.container.aftermath import Aftermath
 
     aftermath = Aftermath(options.results, options.working_dir, host.environ, say)
+    # The value that is reported if an exception of disttest's own ends the launch.
     end = LaunchEnd(code=ExitCode.INTERNAL, reason="the launcher failed")
     with catch_signals() as switch:
         try:
@@ -96,6 +97,7 @@ def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) 
     try:
         with contextlib.closing(_engine(options, host)) as client:
             me = this_process()
+            # First, because containers of dead launches may still hold GPUs that this launch needs.
             _reap(client, me, host, say)
             prepared = _prepare(options, host, client, me)
             if prepared.spec.gpus.warning:
@@ -205,6 +207,7 @@ def _run_container(
         container = client.containers.create(**container_arguments(prepared.spec))
     try:
         outcome = supervise(container, write=write_through, switch=switch)
+        # Asked before the removal in `finally`, after which the engine no longer has the state.
         if outcome.code == SIGKILL_CODE and ran_out_of_memory(container):
             outcome = structs.replace(outcome, out_of_memory=True)
         return outcome
@@ -229,6 +232,7 @@ def end_of(outcome: ContainerOutcome, spec: LaunchSpec) -> LaunchEnd:
         whose = f"{spec.memory_bytes >> 20:,} MiB, --memory" if spec.memory_bytes else "all of the machine"
         reason = f"the container ran out of memory ({whose}); raise it, or run fewer ranks at the same time (--slots)"
         return LaunchEnd(code=ExitCode.INTERNAL, reason=f"{reason} [engine-memory]")
+    # Both codes: the run inside ends by itself at its limit, or is killed if it does not.
     if outcome.code in (SIGKILL_CODE, ExitCode.DEADLINE) and outcome.lasted_s >= spec.time_limit_s:
         reason = f"the container's time limit of {spec.time_limit_s:g} s passed (--time-limit)"
         return LaunchEnd(code=ExitCode.DEADLINE, reason=reason)
@@ -242,6 +246,7 @@ def write_through(out: bytes | None, err: bytes | None) -> None:
     for stream, data in ((sys.stdout, out), (sys.stderr, err)):
         if data:
             stream.buffer.write(data)
+            # Without the flush the log of a CI job would lag behind the run.
             stream.buffer.flush()
 
 
@@ -261,6 +266,7 @@ def ran_out_of_memory(container: docker.models.containers.Container) -> bool:
 
 def _remove(container: docker.models.containers.Container) -> None:
     with contextlib.suppress(DockerException, requests.RequestException):
+        # v removes its anonymous volumes too, which would stay on the disk.
         container.remove(force=True, v=True)
 
 
@@ -283,6 +289,7 @@ def _reap(client: docker.DockerClient, me: ProcessIdentity, host: Host, say: Say
             client.api.remove_container(container_id, force=True, v=True)
             say(f"removed container {container_id[:12]} of an earlier launch: {reason}")
         except (NotFound, APIError) as error:
+            # 404: another launch has removed it. 409: another launch is removing it.
             if getattr(error.response, "status_code", 0) not in (404, 409):
                 say(f"warning: container {container_id[:12]} could not be removed: {explain(str(error))}")
             continue

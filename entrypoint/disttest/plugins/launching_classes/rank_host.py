@@ -163,6 +163,8 @@ class ForkHost:
         return serve_requests(channel, run, inheritance, self._skips, settle)
 
     def _end_reused(self) -> None:
+        # Forgotten before it is stopped: an exception in the stop must not leave a stopped team for the next
+        # test.
         team, self._reused.team = self._reused.team, None
         if team is not None:
             team.stop()
@@ -189,6 +191,7 @@ class ForkHost:
             over.stop(limit_s=0.0)
         if again:
             self._began_s = monotonic()
+            # Ranks are reused once: a second failure, now in new ranks, is the test's own.
             self._order = msgspec.structs.replace(self._running(), reuse=False)
             raise RanksWereUsed
         self._raise_outcome(records, rule)
@@ -350,7 +353,10 @@ class ForkHost:
         supervisor.begin(attempt)
         with self._cancelling(supervisor, attempt):
             supervisor.watch(attempt)
+        # A rank may end while it is debugged, and only the end of the hold adds its time to `paused_s`.
         attempt.hold(monotonic(), on=False)
+        # Further ranks of this test get the rest of its limit, in which the time in a debugger does not
+        # count.
         self._began_s += attempt.paused_s
         supervisor.close_logs(attempt)
         self._stop = attempt.stop
@@ -395,6 +401,8 @@ class ForkHost:
                 supervisor.loop.ignore(self._channel)
                 attempt.cancel("the world is gone", monotonic())
 
+        # The main process waits in the supervisor's loop, so a cancellation would otherwise be read only
+        # after the test.
         supervisor.loop.watch(self._channel, on_message)
         try:
             yield
@@ -402,6 +410,7 @@ class ForkHost:
             supervisor.loop.ignore(self._channel)
 
     def _raise_outcome(self, records: Sequence[RankRecord], rule: ExitRule) -> None:
+        # First: a rank that ends the run ends it even if the others have failed.
         if self._stop is not None:
             pytest.exit(self._stop.reason, returncode=self._stop.exit_code)
         if self.by_torchs_rules:

@@ -97,7 +97,9 @@ class Bridge:
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
             leave_if_copy(1)
             self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
+            # Sent, not held: the world must learn of it even if the session ends here.
             self._channel.send(self._stopped(item, first_exit(error)))
+            # pytest stops the protocol of the item at a true value. The world decides how the run ends.
             return True
         finally:
             self._recorder.send(self._channel)
@@ -184,6 +186,7 @@ def raised_in(item: pytest.Item, call: pytest.CallInfo[None]) -> BaseException |
 def expected_failure(item: pytest.Item, error: BaseException) -> str | None:
     """Return pytest's reason for an expected failure with this exception; None if the failure is not expected."""
     marked = item.stash.get(xfailed_key, None)
+    # `--runxfail` makes pytest ignore xfail marks.
     if marked is None or item.config.option.runxfail:
         return None
     kinds = marked.raises
@@ -286,6 +289,7 @@ def longrepr_text(report: pytest.TestReport) -> str:
 
 def _within_limit(text: str, data: dict[str, Any], report: pytest.TestReport) -> str:
     """Return the report; if it is too long, cut its texts and drop its traceback; its outcome stays."""
+    # Beyond MAX_MESSAGE the channel would shorten every text of the message, or refuse it.
     if len(text) <= _REPORT_LIMIT:
         return text
     place = data["longrepr"] if report.skipped else None

@@ -81,6 +81,8 @@ def _failed_assertion(frames: Sequence[FrameType]) -> Raised | None:
     makes_text = False
     for frame, caller in pairwise(frames):
         file, function = frame.f_code.co_filename, frame.f_code.co_name
+        # unittest's own frame alone proves nothing: assertRaises has one as well, while the test's code runs
+        # in it.
         makes_text = makes_text or function in _UNITTEST_TEXTS or file.endswith(_TEXTS)
         asserts = file.endswith(_REWRITE) or (makes_text and file.endswith(_UNITTEST))
         if asserts and not caller.f_code.co_filename.endswith((_REWRITE, _UNITTEST)):

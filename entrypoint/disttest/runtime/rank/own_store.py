@@ -30,6 +30,7 @@ def connect_to_own_store(spec: RankSpec) -> None:
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         # The names of TCPStore's first two parameters, which pybind11 accepts by position and by name.
         given = dict(zip(("host_name", "port"), args, strict=False)) | kwargs
+        # Only for the world's store: a store at another address may need the name service.
         if (given.get("host_name"), given.get("port")) != own:
             connect(self, *args, **kwargs)
             return

@@ -93,6 +93,7 @@ class TestRecorder:
             if isinstance(pair, (tuple, list)) and len(pair) == 2:
                 self.add(FactKind.PROPERTY, *pair)
         for title, content in sections_of(report) if report.sections else ():
+            # They are in the log already, and would be sent again with each phase.
             if not title.startswith(_CAPTURED):
                 self.add(FactKind.SECTION, title, content)
 

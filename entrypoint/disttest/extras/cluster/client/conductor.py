@@ -134,6 +134,7 @@ class Conductor(ABC):
     def receive(self, node: int, message: FromNode) -> Sequence[Message]:
         """Handle a message of a node, and return the orders in reply."""
         now_s = self._clock()
+        # The client's clock: clocks of nodes differ, and only the time between two messages counts.
         self._heard_s[node] = now_s
         self._running_s = self._running_s or now_s
         match message:
@@ -168,6 +169,7 @@ class Conductor(ABC):
 
     def fail(self, state: JobState, reason: str, advice: str = "") -> None:
         """Give up the job; the first reason counts."""
+        # Later reasons are usually consequences of the first: a lost node silences the others.
         self.failure = self.failure or JobOutcome(state=state, reason=reason, advice=advice)
 
     def refuse(self, reason: str) -> None:
@@ -263,6 +265,8 @@ class Conductor(ABC):
     def _check_limits(self, now_s: float) -> None:
         limits = self._limits
         for node, (gone_s, how) in self._agents_gone.items():
+            # The last words of an agent may arrive after the scheduler's report of its end, because they
+            # take another way.
             if node not in self._done and now_s - gone_s > AGENT_GONE_S:
                 self._ended_by_scheduler = True  # it may know why
                 self.fail(
@@ -270,6 +274,7 @@ class Conductor(ABC):
                     f"the agent of node {self._name(node)} has ended: {how}",
                     "The kernel log of the node (dmesg) says more, for example that memory ran out",
                 )
+        # The limits below count from the first message of a node.
         if self._running_s is None:
             if now_s - self._queued_s > limits.queue_s:
                 why = f" ({self._scheduler.reason})" if self._scheduler.reason else ""
@@ -280,6 +285,7 @@ class Conductor(ABC):
                 )
             return
         for node, heard_s in self._heard_s.items():
+            # A node that is done sends nothing more.
             if node in self._done or now_s - heard_s <= limits.silence_s:
                 continue
             if self._scheduler.reason:  # a job that runs has one if it is kept from running
@@ -315,6 +321,7 @@ def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
         stop: returns why the whole run must end now; empty if it must not.
     """
     reader = LineReader()
+    # Sent before any agent is up: the launcher keeps it until the agents read.
     run.send(encode_order(TakeJob(job=conductor.job)))
     for event in run.events():
         orders: list[Message] = []
@@ -329,6 +336,7 @@ def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
                 conductor.close(end)
                 return
         orders += conductor.tick()
+        # After the event and the tick: the verdicts that have arrived count, even if the run ends now.
         if why := stop():
             conductor.fail(JobState.CANCELLED, why)
         _act(run, conductor, orders)

@@ -158,6 +158,8 @@ class PartitionController(Listener):
                 host=self._assignment.host,
                 at_s=self._clock(),
                 versions=versions_here(),
+                # A node with another checkout would run other code under the same name. The client compares
+                # the digests of all nodes.
                 digest=digest_tests(self._tests.values(), Path(self._session.config.rootpath)),
                 parameters=describe_collected(self._items.values()),
                 gpus=self._assignment.gpus,
@@ -261,6 +263,7 @@ class PartitionController(Listener):
             shape=shape,
             isolation=tests[0].isolation,
         )
+        # The world inherits the listening socket by its fork, so the port is never free in between.
         make_world = functools.partial(PartitionWorld, listener=self._listener)
         start_world = WorldByFork(self._starter(tests), self._clock, make_world)
         self._world = self._pool.start(batch, (), world_order, start_world)
@@ -357,6 +360,7 @@ def _listen_once(address: str, ports: tuple[int, int]) -> socket.socket:
         try:
             return open_rendezvous(address, port)
         except OSError as error:
+            # Another port does not help if, for example, the address is not one of this machine.
             if error.errno != errno.EADDRINUSE:
                 raise
     raise InfrastructureError(
