@@ -316,9 +316,9 @@ def test_mixtures(outcomes, expected):
 
 
 def test_a_strict_xfail_fails_only_if_no_rank_failed():
-    strict = "[XPASS(strict)] outdated"
-    both = verdict(reported(0, XPASS, message=strict), reported(1, XPASS, message=strict))
-    one = verdict(reported(0, XPASS, message=strict), reported(1, XFAIL, message="outdated"))
+    strict = {"message": "[XPASS(strict)] outdated", "strict": True}
+    both = verdict(reported(0, XPASS, **strict), reported(1, XPASS, **strict))
+    one = verdict(reported(0, XPASS, **strict), reported(1, XFAIL, message="outdated"))
     peer_killed = verdict(killed(0, xfail=True), reported(1, XFAIL, message="outdated"))
 
     assert Outcome.FAILED is both.outcome
