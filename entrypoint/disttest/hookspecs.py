@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from disttest.results.repeat import Run
     from disttest.runtime.controller.devices import Devices
     from disttest.runtime.controller.session import TestSelection
-    from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
     from disttest.runtime.controller.wanted_worlds import OwnWorld
     from disttest.runtime.messages.protocol import WorldOrder
     from disttest.runtime.rank.facet import FacetSource
+    from disttest.runtime.rank.rank import ProcessMain
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.rank.rank_test import PostMortem, Rank, RankTest
     from disttest.runtime.rank.waits import WatchedRank

@@ -276,9 +276,9 @@ def _run_tests(session: pytest.Session) -> bool | None:
     run.leave_if_copy()
     match run.rank_order:
         case orders.RankOrder() as order:
-            from disttest.runtime.controller.starters import run_as_rank
+            from disttest.runtime.rank.rank import run_as_rank
 
-            run_as_rank(session, order, run.errors)
+            run_as_rank(session, order.spec, order.channel_fd, run.errors)
         case orders.ForkSourceOrder() as order:
             from disttest.runtime.controller.fork_sources import serve_collected
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pytest
 
     from disttest.options.run import RunOptions
-    from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.messages.protocol import WorldOrder
+    from disttest.runtime.rank.rank import ProcessMain
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.world.judged_attempt import JudgedAttempt
     from disttest.runtime.world.world_supervisor import WorldSupervisor

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import pytest
 
     from disttest.options.run import RunOptions
-    from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
     from disttest.runtime.controller.wanted_worlds import OwnWorld
+    from disttest.runtime.rank.rank import ProcessMain
     from disttest.runtime.rank.rank_spec import RankSpec
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from disttest.cli.run_request import RunRequest
     from disttest.options.run import RunOptions
-    from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
     from disttest.runtime.controller.wanted_worlds import OwnWorld
+    from disttest.runtime.rank.rank import ProcessMain
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.supervisor.run_supervisor import PytestProcess
 

@@ -38,10 +38,10 @@ from disttest.runtime.controller.fork_server import ForkServer
 from disttest.runtime.controller.hazards import Hazards
 from disttest.runtime.controller.orders import ForkSourceOrder, order_of, own_arguments
 from disttest.runtime.controller.run_recorder import RunRecorder
-from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.world_pool import WorldByFork, WorldStarter
 from disttest.runtime.rank import state_snapshot
+from disttest.runtime.rank.rank import ForkStarter
 
 # Maximum number of collections without hazardous files; a module that many files share is found in each.
 _ROUNDS = 4

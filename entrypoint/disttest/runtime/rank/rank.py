@@ -1,7 +1,7 @@
 """Process of a rank: run tests on the world's orders, and send pytest's reports to the world.
 
 A rank is a fork of a process that has collected the tests or, where forking is unsafe, a fresh interpreter that
-collects them. From :func:`serve` on, both behave alike.
+collects them. From :func:`live` on, both behave alike.
 """
 
 from __future__ import annotations
@@ -9,26 +9,30 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import socket
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from disttest.errors import PluginError
+from disttest.descriptors import append_to
+from disttest.errors import ExitCode, PluginError
 from disttest.hookspecs import hookimpl
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
-from disttest.host.process import die_with_parent, flush_output, leave, leave_if_copy
+from disttest.host.process import Child, die_with_parent, flush_output, fork_child, leave, leave_if_copy
 from disttest.model import Isolation, WorldShape
 from disttest.planning.backends import backend_named
-from disttest.plugin_manager import plugin_manager
+from disttest.plugin_manager import plugin_manager, plugins_differ
+from disttest.runtime.messages.collected import describe_collected
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import (
     Channel,
+    Collected,
     Leave,
     RankReady,
     RunTest,
@@ -54,8 +58,73 @@ from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import begin_waits, broken_groups, watch_waits
 from disttest.testing.world import World, provide_world
 
+ProcessMain = Callable[[RankSpec, Channel, pytest.Session, Mapping[str, pytest.Item]], None]
+"""Main function of a process that a world has started, with the tests that it may run; it never returns."""
+
 # Phase of a test -> the step that ends when it begins.
 _BEFORE = {"setup": "before the test", "call": "setup", "teardown": "call"}
+
+
+# A fork, because `import torch` takes 1 to 2 seconds, which N new interpreters would pay N times for each test.
+# docs/decisions/0009-fork-from-the-collector.md
+class ForkStarter:
+    """Starts a rank as a fork of this process."""
+
+    def __init__(self, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
+        self._session = session
+        self._items = items
+
+    def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
+        """Fork; the child closes descriptors that belong to others, and serves."""
+
+        def main() -> None:
+            for fd in close:
+                os.close(fd)
+            live(spec, channel, self._session, self._items)
+
+        return fork_child(main, new_group=True)
+
+
+def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
+    """Become the process that the world asks for: a rank, a main process or an isolated one. Never returns."""
+    if words := plugins_differ(
+        spec.settings.plugins, plugin_manager().identity, "this process", "the command"
+    ):
+        _leave_with(words, spec)
+    try:
+        main = plugin_manager().call("disttest_process_main", spec=spec) or serve
+    except PluginError as error:
+        _leave_with(str(error), spec)
+    main(spec, channel, session, items)
+
+
+def _leave_with(words: str, spec: RankSpec) -> NoReturn:
+    """End this process, which has no log yet."""
+    # A write without buffers: the process exits right after it.
+    os.write(append_to(spec.log), f"disttest: {words}\n".encode())
+    leave(ExitCode.INTERNAL)
+
+
+def run_as_rank(
+    session: pytest.Session, spec: RankSpec, channel_fd: int, errors: Sequence[tuple[str, str]]
+) -> None:
+    """Serve the tests that this process has collected, or exit if it could not. Never returns.
+
+    Args:
+        session: the session that has collected.
+        spec: specification of the rank.
+        channel_fd: descriptor of its channel to the world.
+        errors: node id and message of each file that could not be collected.
+    """
+    if errors:
+        for nodeid, message in errors:
+            os.write(2, f"this rank could not collect {nodeid}:\n{message}\n".encode())
+        leave(ExitCode.INTERRUPTED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as in a fork; a conftest may have ignored it
+    items = {item.nodeid: item for item in session.items}
+    channel = Channel(socket.socket(fileno=channel_fd))
+    channel.send(Collected(tests=describe_collected(session.items)))
+    live(spec, channel, session, items)
 
 
 class _Session:

@@ -57,7 +57,6 @@ from disttest.results.journal import run_clock
 from disttest.runtime.controller.collect import modules_of
 from disttest.runtime.controller.orders import order_of, own_arguments
 from disttest.runtime.controller.session import RunSession
-from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldByFork, WorldPool
 from disttest.runtime.messages.collected import describe_collected
 from disttest.runtime.messages.protocol import (
@@ -73,6 +72,7 @@ from disttest.runtime.messages.protocol import (
     WorldOrder,
     WorldUp,
 )
+from disttest.runtime.rank.rank import ForkStarter
 from disttest.runtime.world.store import open_rendezvous
 from disttest.runtime.world.world_supervisor import RankStarter
 
