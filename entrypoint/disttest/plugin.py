@@ -49,7 +49,7 @@ T = TypeVar("T")
 _LEAVING = pytest.StashKey[LeaveNote]()
 _once_all_is_imported: list[Callable[[], None]] = []
 # It imports more than half of disttest's modules, which a session without a world does not need.
-_WORLDS = "disttest.runtime.controller.out_of_process"
+_WORLDS = "disttest.runtime.controller.controller"
 """Module that runs worlds."""
 
 
@@ -294,7 +294,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and reporter.verbosity <= 0:
         reporter.showfspath = False  # parallel worlds would print a file name for every dot
-    from disttest.runtime.controller.out_of_process import DeadlinePassed, RunStopped, run_out_of_process
+    from disttest.runtime.controller.controller import DeadlinePassed, RunStopped, run_out_of_process
 
     was_frozen, note = is_frozen(), functools.partial(_note, session.config)
     try:

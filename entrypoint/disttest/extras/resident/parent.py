@@ -67,7 +67,7 @@ _PRELOADED = (
         "torch.distributed",
         "pytest",
         "disttest.plugin",
-        "disttest.runtime.controller.out_of_process",
+        "disttest.runtime.controller.controller",
     ),
     *("disttest.cli.main", "disttest.extras.resident.fork", "disttest.cli.finish"),
 )

@@ -20,18 +20,20 @@ from disttest.host.cpu_marks import CpuMarks
 from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S, TICK_S
-from disttest.model import ALONE, Batch, Cause, CpuStep, Outcome, Slot, TestCase, TestResult
+from disttest.model import ALONE, Batch, Cause, CpuStep, Outcome, Slot, TestCase, TestResult, WorldKind
 from disttest.options.run import RunOptions
 from disttest.planning.batches import build_batches, rest_of
 from disttest.planning.schedule import BatchScheduler, Scheduler
 from disttest.planning.timings import Timings
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.verdict import not_run
+from disttest.runtime.controller.collect import is_ordinary
 from disttest.runtime.controller.devices import Devices, Vacated
-from disttest.runtime.controller.fork_sources import ForkSources
+from disttest.runtime.controller.fork_sources import ForkSources, fork_sources
 from disttest.runtime.controller.live_output import LiveOutput
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_recorder import RunRecorder
+from disttest.runtime.controller.session import RunSession
 from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
@@ -358,3 +360,57 @@ class Controller(Listener):
         self.on_cleared()
         waiting = {nodeid for batch in self._scheduler.withdraw(spare="cpu") for nodeid in batch.nodeids}
         self._verdicts.leave_out([nodeid for nodeid in self._tests if nodeid in waiting], reason)
+
+
+def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[[str], None]) -> None:
+    """Run all that does not run in the pytest process: world tests, then isolated ordinary tests.
+
+    Both are forked from the same processes.
+
+    Args:
+        session: the session that has collected.
+        run: state of the run; the journal is open.
+        note: receives what is being done.
+
+    Raises:
+        DeadlinePassed: the deadline of the run passed first.
+        RunStopped: a test ended the run.
+        pytest.Session.Failed: ``-x`` or ``--maxfail`` applied.
+    """
+    assert run.recorder is not None
+    assert run.workplace is not None
+    assert run.devices is not None
+    apart = [(item, test) for item, test in run.pairs if not is_ordinary(test)]
+    plugin_manager().call("disttest_load_parts", config=session.config)
+    items = [item for item, _ in apart]
+    for _, message in plugin_manager().items(
+        "disttest_worlds_begin", str, items=items, config=session.config
+    ):
+        run.recorder.noted(message)
+    making = fork_sources(
+        session,
+        {test.nodeid: item for item, test in apart},
+        run.find_hazards(),
+        run.recorder,
+        host=run.host,
+        scratch=run.workplace.scratch,
+        apart=run.options.ranks_collect,
+    )
+    with making as sources:
+        control = functools.partial(
+            Controller,
+            session,
+            run.options,
+            run.devices,
+            run.host,
+            run.recorder,
+            run.workplace,
+            fork_sources=sources,
+            deadline_s=run.deadline_s,
+            timings=run.timings(),
+            failed_first=run.work.failed_first,
+        )
+        note("running the worlds")
+        control(letter=run.options.world_letter).run([pair for pair in apart if pair[1].world is not None])
+        note("running ordinary tests in processes of their own")
+        control(letter="p").run([pair for pair in apart if pair[1].kind is WorldKind.PROCESS])
