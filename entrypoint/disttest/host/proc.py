@@ -65,6 +65,7 @@ def stat_of(pid: int) -> list[str]:
         ProcessLookupError: the process has ended.
     """
     try:
+        # The name is in brackets and may contain spaces and brackets itself, so the last bracket ends it.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError as error:
         raise ProcessLookupError(pid) from error
@@ -92,6 +93,8 @@ def age_of(pid: int) -> float:
     Raises:
         ProcessLookupError: the process has ended.
     """
+    # CLOCK_BOOTTIME, as the kernel counts the start: it includes the time in suspend, which CLOCK_MONOTONIC
+    # does not.
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at(pid) / os.sysconf("SC_CLK_TCK")
 
 
@@ -120,6 +123,7 @@ def catches(pid: int, signum: int) -> bool:
 def has_children() -> bool:
     """Return whether this process has children, including zombies. The call is cheap and misses none."""
     try:
+        # WNOWAIT leaves the zombie to its owner.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False

@@ -42,6 +42,8 @@ class SharedFolder:
         try:
             if not path.exists():
                 _make(path)
+            # From here on by descriptor: another user could replace the directory between two uses of its
+            # path.
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             wrong = _wrong_with(os.fstat(self._fd)) or self._foreign()
         except OSError as error:
@@ -74,6 +76,7 @@ class SharedFolder:
             fd = create_file(name, mode=_SHARED_FILE, at=self._fd)
         except FileExistsError:
             return self._open(name)
+        # The mode given at the creation is reduced by the umask.
         os.fchmod(fd, _SHARED_FILE)
         return fd
 
@@ -83,6 +86,7 @@ class SharedFolder:
         except PermissionError:
             # Its maker died before the file was made accessible to all users. Read access is sufficient for a lock.
             fd = open_regular(name, at=self._fd)
+        # Another user could link a file of this user into the directory, which would then be written to.
         if os.fstat(fd).st_nlink > 1:
             os.close(fd)
             raise OSError(errno.EMLINK, "it is a link to a file elsewhere", name)
@@ -106,6 +110,7 @@ class SharedFolder:
         Raises:
             OSError: it cannot be written; PermissionError if the file belongs to another user.
         """
+        # A random name, because another user could create a predictable one first.
         fresh = f".{secrets.token_hex(8)}.new"
         fd = create_file(fresh, mode=0o644, at=self._fd)
         try:

@@ -150,6 +150,8 @@ class CallRecorder(Tool):
         if error is not None:
             self._note_error(pending, error)
         elif pending.has_future:
+            # The callback may run in another thread. Without this wait the test could change the tensor
+            # before it is recorded.
             pending.is_kept.wait()
         else:
             self._keep(pending)
@@ -169,6 +171,7 @@ class CallRecorder(Tool):
 
     def _keep(self, pending: _Pending) -> None:
         """Record the result, once."""
+        # pop decides between the callback and the wait, which may come at the same time.
         if self._pending.pop(pending.call.n, None) is None:
             return
         written = written_by(pending.call)

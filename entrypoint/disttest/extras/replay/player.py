@@ -150,6 +150,7 @@ class Player(Tool):
             raise self.stopped
         number, recording = self._next, self._recording
         here = f"{describe(called)} at {site}"
+        # The order of calls of several threads is not recorded, so none of them could be matched.
         if thread != self._thread:
             raise self._stop(Diverged(f"at call {number + 1} another thread than the test's called {here}"))
         if number >= len(recording.calls):
@@ -175,6 +176,7 @@ class Player(Tool):
         )
 
     def _stop(self, stopped: ReplayStopped) -> ReplayStopped:
+        # The first reason counts: after it the rank is no longer in the recorded state.
         self.stopped = self.stopped or stopped
         return self.stopped
 

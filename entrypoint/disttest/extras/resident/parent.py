@@ -118,6 +118,8 @@ class Parent:
                 connection, _ = self._listener.accept()
                 child = fork_here()
                 if child is None:
+                    # Otherwise the fork would keep the socket open after the end of the parent, and clients
+                    # would wait for an answer.
                     self._listener.close()
                     return connection
                 connection.close()
@@ -130,12 +132,14 @@ class Parent:
         ended = [child for child in self._children if child.poll() is not None]
         self._children = [child for child in self._children if child not in ended]
         for child in ended:
+            # A fork that refused its run does not count.
             self._runs -= child.poll() == Exit(code=_NO_RUN)
             child.close()
 
     def _retires(self) -> bool:
         """Remove the endpoint, unless a client has connected meanwhile."""
         with self._endpoint.locked():
+            # Under the lock: a client that connects afterwards finds no endpoint, and starts a new parent.
             if wait_any(self._listener, timeout_s=0):
                 return False
             self._endpoint.remove()

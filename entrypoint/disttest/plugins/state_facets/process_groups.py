@@ -122,6 +122,7 @@ def _store_keys() -> Values:
         _listed is None
         or _listed.group() is not group
         or calls is None
+        # Children that were waited for change this usage, and they may have called the store.
         or (_listed.store_calls, _listed.children) != (calls, children)
     ):
         _listed = _Listed(_keys_of_tests(), weakref.ref(group), calls, children)
@@ -132,6 +133,7 @@ def _keys_of_tests() -> Values:
     from torch.distributed import distributed_c10d as c10d
 
     store = c10d._get_default_store()
+    # The keys are read below all prefixes, because a test may have made stores with prefixes of its own.
     while isinstance(store, _dist.PrefixStore):
         store = store.underlying_store
     # The request comes from disttest, not from the test.

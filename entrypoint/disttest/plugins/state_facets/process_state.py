@@ -63,6 +63,7 @@ def _timer(which: int) -> Setting:
 
     def put(running: bool) -> None:
         if running:
+            # A timer counts on, so the value at the start of the test is not its value now.
             raise OSError("what was left of it is not known")
         signal.setitimer(which, 0)
 

@@ -47,6 +47,7 @@ def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
     # The core judges without the plugins, so that the result has the outcomes of the ranks at least.
     except PluginError as error:
         return plugin_failed(_CORE.disttest_judge_attempt(attempt), str(error), error.trace)
+    # Only the first: later errors of plugins are often its consequences.
     for where, failure in _plugin_errors(attempt):
         message, _, trace = failure.partition("\n")
         return plugin_failed(result, f"{where}{message}", trace)
@@ -111,6 +112,7 @@ def judge_attempt(
         "cancelled": attempt.cancelled,
     }
     records = [progress.record(attempt.started_s) for progress in attempt.ranks]
+    # After a failure the groups are usually broken, and the world ends in any case.
     if attempt.failed_s is None:
         records = [*map(_with_broken_groups, records, attempt.ranks)]
     if attempt.test.kind is WorldKind.RANKS:
