@@ -46,11 +46,11 @@ class Tracer:
     """
 
     # sys.monitoring turns itself off for a function that it has reported, and costs nothing from then on.
-    # Before Python 3.12 only a profile function leaves the trace function to coverage and debuggers.
+    # Before Python 3.12 a trace function, which coverage and debuggers need for themselves: they have precedence. A profile
+    # function would leave it to them, but an audit hook together with one crashes CPython 3.11.2 in a garbage collection.
     def __init__(self, on_start: Callable[[CodeType], None], *, once: bool) -> None:
-        def on_event(frame: FrameType, event: str, _argument: object) -> None:
-            if event == "call":
-                on_start(frame.f_code)
+        def on_event(frame: FrameType, _event: str, _argument: object) -> None:
+            on_start(frame.f_code)  # of calls only: None asks for no events of lines
 
         def on_code(code: CodeType, _offset: int) -> object:
             on_start(code)
@@ -81,16 +81,17 @@ class Tracer:
 
         def start(self) -> None:
             """Begin, or report functions again that were reported before."""
-            if sys.getprofile() is not self._on_event:
-                threading.setprofile(self._on_event)
-                sys.setprofile(self._on_event)
+            if sys.gettrace() is None:
+                threading.settrace(self._on_event)
+                sys.settrace(self._on_event)
 
         def stop(self) -> bool:
-            """End; return whether all calls were reported: a test may have set another profile function."""
-            intact = sys.getprofile() is self._on_event
-            sys.setprofile(None)
-            threading.setprofile(None)
-            return intact
+            """End; return whether all calls were reported: another trace function may be set, or may have been."""
+            if sys.gettrace() is not self._on_event:
+                return False
+            sys.settrace(None)
+            threading.settrace(None)
+            return True
 
 
 class ProjectFiles(dict[str, str]):

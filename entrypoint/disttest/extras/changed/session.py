@@ -90,6 +90,9 @@ class ChangedSession:
         self._used: dict[str, set[Unit]] = defaultdict(set)
         self._outcomes: dict[str, dict[str, str]] = defaultdict(dict)
         self._durations_s: dict[str, float] = defaultdict(float)
+        # Many tests have the same answers.
+        self._digests: dict[Unit, str] = {}
+        self._imports: dict[frozenset[str], frozenset[Unit]] = {}
         self._choice: Choice | None = None
         self._renamed: Mapping[str, str] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="disttest-changed-"))
@@ -233,11 +236,9 @@ class ChangedSession:
         units = {self._sources.resolve(unit) for unit in self._used[nodeid]}
         if not units and "passed" in phases.values():
             units.add(LOST)  # nothing has recorded it, for example another machine
-        files = self._closure(nodeid, units)
-        units |= {(file, MODULE) for file in files}
-        units |= {
-            self._sources.resolve(unit) for file in files for unit in self._loads.by_module.get(file, ())
-        }
+        own = self._of_imports(frozenset((*self._roots(self._files[nodeid]), *self._unexplained)))
+        late = {file for file, _ in units if file.endswith(".py") and (file, MODULE) not in own}
+        units |= own | self._of_imports(frozenset(late))
         return Ran(
             units={unit: self._digest(unit) for unit in units},
             passed=passed,
@@ -246,13 +247,19 @@ class ChangedSession:
         )
 
     def _digest(self, unit: Unit) -> str:
-        is_python = unit[0].endswith(".py")
-        return UNKNOWN if is_python and self._sources.was_edited(unit[0]) else self._sources.digest(unit)
+        if unit not in self._digests:
+            edited = unit[0].endswith(".py") and self._sources.was_edited(unit[0])
+            self._digests[unit] = UNKNOWN if edited else self._sources.digest(unit)
+        return self._digests[unit]
 
-    def _closure(self, nodeid: str, units: set[Unit]) -> set[str]:
-        """Return the Python files whose import can affect a test."""
-        roots = {*self._roots(self._files[nodeid]), *(file for file, _ in units), *self._unexplained}
-        return self._sources.closure(roots, self._loads.by_module)
+    def _of_imports(self, roots: frozenset[str]) -> frozenset[Unit]:
+        """Return the code that runs when files and the modules that they import are imported."""
+        if roots not in self._imports:
+            files = self._sources.closure(roots, self._loads.by_module)
+            seen = (unit for file in files for unit in self._loads.by_module.get(file, ()))
+            modules = {(file, MODULE) for file in files}
+            self._imports[roots] = frozenset(modules.union(map(self._sources.resolve, seen)))
+        return self._imports[roots]
 
     def _roots(self, file: str) -> Iterator[str]:
         yield file

@@ -196,7 +196,7 @@ class Sources:
             if file in found or not file.endswith(".py"):
                 continue
             found.add(file)
-            waiting += self._neighbours.setdefault(file, tuple(self.imported(file)))
+            waiting += self._neighbours.setdefault(file, tuple(set(self.imported(file))))
             waiting += [unit[0] for unit in more.get(file, ())]
         return found
 

@@ -1,0 +1,389 @@
+"""Mutations of functions: which failures would `disttest run --changed` leave out, how many tests would it run, and the cost
+of the record.
+
+    python bench/changed.py                                      a package of networkx, 100 mutations
+    python bench/changed.py --mutations 1000 --seed 7
+    python bench/changed.py --project worlds --mutations 20      tests with 2 ranks
+
+Each mutation changes one expression of one function that a test calls. All tests run, and those that fail now are compared
+with the selection: a failure outside of it is an escape. The number that really ran is printed.
+
+The aim: 1,000 mutations with at most 5 escapes; a median of 25 % of the tests; the record costs at most 30 % (Python 3.11).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from disttest.cli.stored_run import read_run
+from disttest.errors import UsageError
+from disttest.extras.changed.changes import Repository
+from disttest.extras.changed.choice import choose
+from disttest.extras.changed.record import Record
+from disttest.extras.changed.sources import Sources
+
+LIMIT_S = 60.0
+NETWORKX_TESTS = (
+    *(
+        "boundary",
+        "chains",
+        "clique",
+        "cluster",
+        "core",
+        "covering",
+        "cuts",
+        "cycles",
+        "dag",
+        "distance_measures",
+    ),
+    *(
+        "dominance",
+        "efficiency",
+        "euler",
+        "graph_hashing",
+        "hierarchy",
+        "isolate",
+        "link_prediction",
+        "matching",
+    ),
+    *(
+        "mis",
+        "planarity",
+        "reciprocity",
+        "regular",
+        "richclub",
+        "similarity",
+        "simple_paths",
+        "smetric",
+        "swap",
+    ),
+    *("tournament", "triads", "vitality", "voronoi", "wiener"),
+)
+WORLDS = {
+    "parts.py": """
+        import torch
+
+        FILL = 0.0
+
+        def bounds(total, size, rank):
+            share = total // size
+            extra = total % size
+            first = rank * share + min(rank, extra)
+            return first, first + share + (1 if rank < extra else 0)
+
+        def split(tensor, size, rank):
+            first, last = bounds(len(tensor), size, rank)
+            return tensor[first:last]
+
+        def pad(tensor, length):
+            missing = length - len(tensor)
+            if missing <= 0:
+                return tensor
+            return torch.cat([tensor, torch.full((missing,), FILL)])
+
+        def buckets(sizes, limit):
+            found, current, used = [], [], 0
+            for number, size in enumerate(sizes):
+                if current and used + size > limit:
+                    found.append(current)
+                    current, used = [], 0
+                current.append(number)
+                used += size
+            return found + [current] if current else found
+    """,
+    "comm.py": """
+        import torch
+        import torch.distributed as dist
+        import parts
+
+        def mean(tensor):
+            dist.all_reduce(tensor)
+            return tensor / dist.get_world_size()
+
+        def gather(tensor, length):
+            padded = parts.pad(tensor, length)
+            out = [torch.empty(length) for _ in range(dist.get_world_size())]
+            dist.all_gather(out, padded)
+            return torch.cat(out)
+
+        def share_from(root, value):
+            tensor = torch.tensor([value if dist.get_rank() == root else -1.0])
+            dist.broadcast(tensor, root)
+            return tensor.item()
+
+        def only_last(rank, size):
+            if rank == size - 1:
+                return finish(rank)
+            return None
+
+        def finish(rank):
+            return rank * 2 + 1
+    """,
+    "ring.py": """
+        def next_of(rank, size):
+            return (rank + 1) % size
+
+        def previous_of(rank, size):
+            return (rank - 1) % size
+
+        def order(size):
+            seen, at = [], 0
+            while at not in seen:
+                seen.append(at)
+                at = next_of(at, size)
+            return seen
+    """,
+    "conftest.py": """
+        import pytest
+        import torch
+        import parts
+
+        @pytest.fixture(scope="session")
+        def whole():
+            return torch.arange(7.0)
+
+        @pytest.fixture
+        def mine(whole, world):
+            return parts.split(whole, world.size, world.rank)
+    """,
+    "test_parts.py": """
+        import pytest
+        import torch
+        import parts
+
+        def test_bounds():
+            assert parts.bounds(7, 2, 0) == (0, 4) and parts.bounds(7, 2, 1) == (4, 7)
+
+        def test_pad():
+            assert parts.pad(torch.ones(1), 3).tolist() == [1, 0, 0]
+            assert len(parts.pad(torch.ones(4), 3)) == 4
+
+        def test_buckets():
+            assert parts.buckets([3, 3, 3, 9, 1], 6) == [[0, 1], [2], [3], [4]]
+    """,
+    "test_comm.py": """
+        import pytest
+        import torch
+        import comm
+
+        @pytest.mark.world_size(2)
+        def test_mean(world):
+            assert comm.mean(torch.ones(2) * world.rank).tolist() == [0.5, 0.5]
+
+        @pytest.mark.world_size(2)
+        def test_gather(world, mine):
+            assert len(mine) == 4 - world.rank
+            assert comm.gather(mine, 4).tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
+
+        @pytest.mark.world_size(2)
+        def test_share(world):
+            assert comm.share_from(1, float(world.rank) + 1) == 2.0
+
+        @pytest.mark.world_size(2)
+        def test_last(world):
+            assert comm.only_last(world.rank, world.size) == (3 if world.rank else None)
+    """,
+    "test_ring.py": """
+        import pytest
+        import ring
+
+        @pytest.mark.parametrize("size", [1, 2, 5])
+        def test_order(size):
+            assert ring.order(size) == list(range(size))
+
+        @pytest.mark.world_size(2)
+        def test_previous(world):
+            assert ring.previous_of(world.rank, world.size) == 1 - world.rank
+    """,
+    ".gitignore": "results*\n__pycache__\n.pytest_cache\n",
+}
+
+
+class Mutation(ast.NodeTransformer):
+    """Changes one expression of a function; ``site`` counts the places where that is possible."""
+
+    def __init__(self, chosen: int) -> None:
+        self.chosen, self.site = chosen, -1
+
+    def _is_chosen(self) -> bool:
+        self.site += 1
+        return self.site == self.chosen
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        return ast.UnaryOp(ast.Not(), node) if self._is_chosen() else node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Add | ast.Sub) and self._is_chosen():
+            node.op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if type(node.value) is int and self._is_chosen():
+            return ast.Constant(node.value + 1)
+        return node
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        self.generic_visit(node)
+        return ast.Return(ast.Constant(None)) if node.value is not None and self._is_chosen() else node
+
+
+def bodies(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield the functions and methods of a module."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from bodies(node, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            yield f"{prefix}{node.name}", node
+
+
+def mutated(source: str, function: str, chance: random.Random) -> str | None:
+    """Return the source with one expression of a function changed; None if it has none."""
+    tree = ast.parse(source)
+    for name, node in bodies(tree):
+        if name == function:
+            count = Mutation(-1)
+            block = ast.Module(node.body, [])
+            count.visit(block)
+            if count.site < 0:
+                return None
+            Mutation(chance.randrange(count.site + 1)).visit(block)
+            node.body = block.body
+            return ast.unparse(ast.fix_missing_locations(tree))
+    return None
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = {f"GIT_{who}_{what}": "b@x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    subprocess.run(["git", *words], cwd=folder, env=os.environ | identity, check=True, capture_output=True)
+
+
+def make_project(name: str, folder: Path) -> list[str]:
+    """Write a project; return the arguments that name its tests."""
+    folder.mkdir()
+    if name == "worlds":
+        for file, text in WORLDS.items():
+            (folder / file).write_text(textwrap.dedent(text).lstrip("\n"))
+        targets = ["."]
+    else:
+        package = Path(importlib.util.find_spec("networkx").origin).parent
+        shutil.copytree(package, folder / "networkx", ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / ".gitignore").write_text("results*\n__pycache__\n.pytest_cache\n")
+        (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = '.'\n")
+        targets = [f"networkx/algorithms/tests/test_{test}.py" for test in NETWORKX_TESTS]
+    git(folder, "init", "--quiet", "--initial-branch", "main")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "one")
+    return targets
+
+
+def run(folder: Path, targets: list[str], *options: str) -> tuple[float, dict[str, bool]]:
+    """Run the tests; return the seconds that it took, and whether each test passed."""
+    argv = [sys.executable, "-m", "disttest", "run", *targets, "--results", str(folder / "results"), *options]
+    began_s = time.monotonic()
+    try:
+        subprocess.run(
+            [*argv, "--deadline", f"{LIMIT_S:g}", "--timeout", "10"],
+            cwd=folder, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=3 * LIMIT_S,
+        )  # fmt: skip
+        outcomes = {t.test.nodeid: not t.final.outcome.is_bad for t in read_run(folder / "results").tests}
+    except (subprocess.TimeoutExpired, UsageError):
+        outcomes = {}
+    return time.monotonic() - began_s, outcomes
+
+
+def cost_of_record(folder: Path, targets: list[str], rounds: int) -> tuple[float, dict[str, bool]]:
+    """Print the seconds of runs with and without a record, in turn; return the outcomes."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * rounds):
+        records = number % 2 == 0
+        took_s, outcomes = run(folder, targets, *["--record-coverage"] * records)
+        seconds[records].append(took_s)
+    plain_s, record_s = (statistics.median(seconds[records]) for records in (False, True))
+    print(
+        f"record: {record_s:.1f} s, without {plain_s:.1f} s: {100 * (record_s / plain_s - 1):+.0f} % (median of {rounds})"
+    )
+    return plain_s, outcomes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--project", choices=["networkx", "worlds"], default="networkx")
+    parser.add_argument("--mutations", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--within", type=float, default=3600.0, help="seconds after which no further mutation starts"
+    )
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="disttest-bench-") as place:
+        folder = Path(place).resolve() / "project"
+        targets = make_project(given.project, folder)
+        _, outcomes = cost_of_record(folder, targets, given.rounds)
+        measure(folder, targets, outcomes, given)
+
+
+def measure(folder: Path, targets: list[str], outcomes: dict[str, bool], given: argparse.Namespace) -> None:
+    """Mutate functions, and print the escapes."""
+    chance, ends_s = random.Random(given.seed), time.monotonic() + given.within
+    record = msgspec.json.decode((folder / "disttest-changed.json").read_bytes(), type=Record)
+    functions = [
+        unit[:2] for unit in record.units if unit[0].endswith(".py") and "test" not in unit[0].lower()
+    ]
+    functions = sorted({unit for unit in functions if unit[1] not in ("", "<module>")})
+    print(f"{given.project}: {len(record.tests)} tests, {len(functions)} functions that they call")
+    repository = Repository(folder)
+    shares, caught, escapes = [], 0, []
+    while len(shares) < given.mutations and time.monotonic() < ends_s:
+        file, function = chance.choice(functions)
+        source = (folder / file).read_text()
+        changed = mutated(source, function, chance)
+        if changed is None:
+            continue
+        (folder / file).write_text(changed)
+        try:
+            selected = selection(repository, record)
+            _, found = run(folder, targets)
+        finally:
+            (folder / file).write_text(source)
+        if not found:  # it had no end
+            continue
+        failed = {test for test, passed in outcomes.items() if passed and found.get(test) is False}
+        shares.append(len(selected) / len(record.tests))
+        caught += bool(failed & selected)
+        if failed - selected:
+            escapes.append(f"{file}::{function}: {', '.join(sorted(failed - selected)[:3])}")
+            print(f"escape: {escapes[-1]}", flush=True)
+    print(
+        f"{len(shares)} mutations ran (seed {given.seed}): {caught} found by selected tests, {len(escapes)} with an escape; "
+        f"selected tests: median {100 * statistics.median(shares):.1f} %, mean {100 * statistics.mean(shares):.1f} %"
+    )
+
+
+def selection(repository: Repository, record: Record) -> set[str]:
+    """Return the tests that would run, without canaries."""
+    sources = Sources(repository.root, repository.files())
+    environment = record.environments[0]
+    changes = repository.changes_since("HEAD", sources)
+    tests = list(record.tests)
+    return set(choose(tests, record, changes, sources, environment=environment, canaries=0.0).selected)
+
+
+if __name__ == "__main__":
+    main()
