@@ -137,6 +137,7 @@ class _Lane:
         if first is None:
             return None
         if first[0] > self.pool.free:
+            # It does not fit yet. Others may use the free slots if they do not delay it.
             first = self._backfill(now_s, reserved=first)
         return None if first is None else self.start(*self.waiting.remove(first[0], first[1]), now_s)
 

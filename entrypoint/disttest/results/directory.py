@@ -87,6 +87,7 @@ class ResultsDirectory:
 
     def _hold(self, path: Path, fd: int) -> None:
         self._let_go()
+        # A high number, because tests and programs close or redirect the low ones.
         self._fd = high_copy(fd)
         os.close(fd)
         # Device and inode identify the directory after a rename.
@@ -187,6 +188,8 @@ def claim(path: Path) -> ResultsDirectory:
             with contextlib.suppress(FileNotFoundError):
                 fd = _locked(real)
                 try:
+                    # Checked under the lock, and again after the move: another run may have renamed the
+                    # directory before this lock.
                     if _is_at(fd, real) and left_in(real):
                         earlier = keep_earlier_run(real)
                     if _is_at(fd, real):
@@ -258,6 +261,7 @@ def _make_ready(path: Path) -> None:
     """Check that there is room for a journal, and keep the directory out of any repository."""
     # A quota or a full disk is found here and not when the first event is written.
     probe = path / ".writable"
+    # An empty file needs no block, so a full disk or quota would not be noticed.
     probe.write_bytes(b"x" * 4096)
     probe.unlink()
     with contextlib.suppress(FileExistsError), (path / IGNORED).open("x") as ignored:

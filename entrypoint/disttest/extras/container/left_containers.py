@@ -75,6 +75,8 @@ def why_leftover(
     if labels.get(MARK) != "1":
         return ""
     theirs = {name.removeprefix(PREFIX): value for name, value in labels.items()}
+    # A pid has a meaning only within one boot and one PID namespace. Elsewhere the job or the time limit
+    # decides.
     here = (theirs.get("boot"), theirs.get("namespace")) == (client.boot, client.namespace)
     if here and "ticks" in theirs:  # missing in containers of older versions
         pid, started = int(_number(theirs.get("pid"))), int(_number(theirs["ticks"]))

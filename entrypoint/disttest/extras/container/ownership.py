@@ -53,6 +53,7 @@ def hand_back_of(labels: Mapping[str, str]) -> HandBack | None:
         workspace = labels[WORKSPACE]
     except (KeyError, ValueError):
         return None
+    # Any user of the engine can set labels, and these become arguments of a container that runs as root.
     if not re.fullmatch(r"\d+:\d+", owner) or not workspace.startswith("/"):
         return None
     return HandBack(workspace=workspace, owner=owner, since=since)
@@ -76,6 +77,7 @@ def make_folder(path: Path) -> None:
     """
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        # From the top, because each takes the owner of the folder above it.
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
             give_to_owner_above(folder)

@@ -131,6 +131,7 @@ def supervise(
     """
     mailbox: queue.SimpleQueue[Signalled | Exited | Lost] = queue.SimpleQueue()
     with engine_errors("attaching to the container"):
+        # Attached before the start, so that no output is lost.
         output = container.attach(stdout=True, stderr=True, stream=True, demux=True)
     switch.deliver_to(lambda signum: mailbox.put(Signalled(signum=signum)))
     try:
@@ -141,6 +142,8 @@ def supervise(
         _in_background(lambda: _await(container, mailbox))
         outcome = _follow(container, mailbox, clock=clock, grace_s=grace_s)
         outcome = structs.replace(outcome, lasted_s=clock() - began_s)
+        # With a limit: a reader of this process's output that is blocked must not keep the launch from its
+        # end.
         pump.join(CONTAINER_DRAIN_S)
         return outcome
     finally:
@@ -197,6 +200,7 @@ def _follow(
                 )
             case Signalled(signum=signum):
                 _send(container, signum)
+                # The first signal starts the grace period. Further ones are passed on and do not extend it.
                 if not first:
                     first, kill_at = signum, clock() + grace_s
 

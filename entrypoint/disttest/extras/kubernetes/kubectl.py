@@ -115,6 +115,7 @@ class PodBoard:
         """Return a job's pods by name, in their state at that time or later; None if there is no answer."""
         with self._lock:
             if self._asked_s < since_s:
+                # Before the query: an answer may be older than its arrival.
                 asked_s = self._clock()
                 found = self._kubectl.read(ListOf[Pod], "pods", f"--selector={CLIENT}={self._client}")
                 self._pods = None if found is None else found.items
