@@ -3,7 +3,7 @@
     python bench/cluster.py
     python bench/cluster.py --nodes 10 100 --tests-per-node 200 --jobs 16 1024
 
-The division into jobs is the real one (`disttest.extras.cluster.client.division`), and so are the bytes of the journal,
+The division into jobs is the real one (`disttest.extras.cluster.client.cluster_session`), and so are the bytes of the journal,
 of the jobs and of the reports. The scheduler is a model: jobs start in the order of submission, none overtakes another,
 on GPUs that are free; they cost what `Costs` says, to be set from one's own measurements. Durations of tests are log-normal; the
 planner is told others that are off by about 20 %. Of 40 tests one spans two nodes. The lower bound is all GPU-seconds of work
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from disttest.extras.cluster.allocations import expected_makespan_s
-from disttest.extras.cluster.client.division import Division, divide, jobs_at_once
+from disttest.extras.cluster.client.cluster_session import Division, divide, jobs_at_once
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import Capacity
 from disttest.extras.slurm.limits import SLURM_FIRST_POLL_S, SLURM_LONGEST_POLL_S

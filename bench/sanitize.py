@@ -195,7 +195,7 @@ def digest_rows() -> Iterator[tuple[str, ...]]:
     """What it takes to read a megabyte twice, by dtype."""
     import torch
 
-    from disttest.extras.sanitizers.values.digest import read_tensor
+    from disttest.extras.sanitizers.values.trace_notes import read_tensor
 
     yield ("dtype", "ms for input and output of a megabyte")
     for name in DIGESTED:

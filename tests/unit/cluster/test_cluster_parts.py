@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.errors import ProtocolError, SchedulerError, UsageError
-from disttest.extras.cluster.client.division import jobs_at_once
+from disttest.extras.cluster.client.cluster_session import jobs_at_once
 from disttest.extras.cluster.client.node_verdict import (
     PartitionRecord,
     check_lease_result,

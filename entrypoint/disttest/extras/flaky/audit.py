@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from pathlib import Path
+from typing import Any
 
-from disttest.extras.flaky.quarantine import Entry
+import click
+
+from disttest.cli.words import warn
+from disttest.errors import ExitCode, UsageError
+from disttest.extras.flaky.option_rows import FILE, USUAL
+from disttest.extras.flaky.quarantine import Entry, find_quarantine, today
+from disttest.extras.history.option_rows import FILE as HISTORY
 from disttest.extras.history.queries import find_tests, read_test
 from disttest.extras.history.rates import wilson
+from disttest.extras.history.store import reading
+from disttest.options.project_file import chosen_path
+from disttest.options.run import filled
+from disttest.planning.targets import resolve_targets
+from disttest.reports.text import count
+from disttest.runtime.supervisor.listing import Collection, collect_tests
 
 STABLE_RUNS = 50
 """A test that passed in so many runs in a row fails in at most 7 % of them, with 95 % confidence."""
@@ -47,3 +62,44 @@ def _is_stable(history: sqlite3.Connection, name: str) -> bool:
     ]
     last = ran[-STABLE_RUNS:]
     return len(last) == STABLE_RUNS and all(each.kind in ("passed", "xfailed") for each in last)
+
+
+def audit(targets: tuple[str, ...], given: Mapping[str, Any]) -> int:
+    """Print each entry that should go, and return the exit code.
+
+    Raises:
+        UsageError: there is no quarantine, or a file cannot be read, or the tests cannot be collected.
+    """
+    collection = _collected(targets or (".",))
+    entries = find_quarantine(chosen_path(FILE, given[FILE.field], targets), Path(collection.root))
+    if not entries:
+        click.echo(f"no test is in quarantine: there is no {USUAL} in {collection.root}, or it is empty")
+        return ExitCode.PASSED
+    found = [*_found(entries, collection, chosen_path(HISTORY, given[HISTORY.field], targets))]
+    for entry, why in found:
+        click.echo(f"{entry.test} ({entry.owner}): {why}")
+    click.echo(
+        f"{count(len(entries), 'test')} in quarantine, {len({entry.test for entry, _ in found})} should go"
+    )
+    return ExitCode.FAILED if found and given["fail"] else ExitCode.PASSED
+
+
+def _collected(targets: tuple[str, ...]) -> Collection:
+    with tempfile.TemporaryDirectory(prefix="disttest-audit-") as folder:
+        collection = collect_tests(resolve_targets(targets), filled({}, Path(folder)), (), Path(folder))
+    if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
+        click.echo(collection.output, err=True)
+        raise UsageError("some tests could not be collected (see above): an audit would call them unknown")
+    return collection
+
+
+def _found(
+    entries: Sequence[Entry], collection: Collection, history: Path | None
+) -> Iterator[tuple[Entry, str]]:
+    yield from find_expired(entries, today())
+    yield from find_unknown(entries, (test.nodeid for test in collection.tests))
+    if history is None or not history.exists():
+        warn("not checked which tests are stable now: give --history FILE")
+        return
+    with reading(history) as connection:
+        yield from find_stable(entries, connection)

@@ -28,7 +28,7 @@ def flaky(context: click.Context, /, targets: tuple[str, ...], **given: Any) -> 
     disttest flaky audit tests --fail                     exit code 1 if an entry should go
     """
     if targets[0] == "audit":
-        from disttest.extras.flaky.audit_run import audit
+        from disttest.extras.flaky.audit import audit
 
         context.exit(audit(targets[1:], given))
     from disttest.extras.flaky.measure_run import run_measurement

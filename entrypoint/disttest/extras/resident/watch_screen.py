@@ -1,4 +1,7 @@
-"""Screen of ``disttest watch``: show the running or last run, and handle the keys."""
+"""Screen of ``disttest watch``: show the running or last run, and handle the keys.
+
+Saved files are found by their times, which works on every file system and in containers.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import signal
 import sys
 import tempfile
 import termios
+import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +24,7 @@ from disttest.descriptors import new_streams
 from disttest.errors import UsageError
 from disttest.extras.resident.handover import run_by_parent
 from disttest.extras.resident.limits import SAVED_POLL_S
-from disttest.extras.resident.saved_files import SavedFiles
-from disttest.extras.resident.touched import find_touched
+from disttest.extras.resident.touched import find_touched, read_names
 from disttest.host.event_loop import wait_any
 from disttest.host.process import Child, die_with_parent, end_all, fork_child, leave, outlive
 from disttest.limits import SUPERVISOR_CANCEL_S, TICK_S
@@ -30,6 +33,65 @@ from disttest.reports.text import count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.repeat import seen_from_start, target_of
+
+# inotify does not report writes of another machine or of a container's host. A scan of 1,000 files takes
+# milliseconds.
+_CONFIGURATION = frozenset({"pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg"})
+_NOT_SOURCES = frozenset({"__pycache__", "node_modules", "build", "dist", "site-packages"})
+_SHARE = 20
+"""Pause between two scans as a multiple of a scan's duration: at most 5 % of a processor, even in a large folder."""
+
+
+class SavedFiles:
+    """The Python files and settings below a folder, with paths relative to it."""
+
+    def __init__(self, folder: Path, *, interval_s: float) -> None:
+        """Scan for the first time.
+
+        Args:
+            folder: folder to scan with all folders below it, except hidden ones and virtual environments.
+            interval_s: time between two scans; more in a large folder.
+        """
+        self._folder = folder
+        self._least_s = interval_s
+        self._seen: dict[Path, tuple[int, int]] = {}
+        self.names: dict[Path, frozenset[str]] = {}
+        self.interval_s = interval_s
+        self.scan()
+
+    def scan(self) -> tuple[Path, ...]:
+        """Return the files that are new, changed or gone since the last scan."""
+        began_s = time.monotonic()
+        now = dict(_files(self._folder))
+        saved = tuple(
+            sorted(path for path in now.keys() | self._seen.keys() if now.get(path) != self._seen.get(path))
+        )
+        self.interval_s = max(self._least_s, _SHARE * (time.monotonic() - began_s))
+        self._seen = now
+        for path in saved:
+            if path in now and path.suffix == ".py":
+                self.names[path] = read_names(self._folder / path)
+            else:
+                self.names.pop(path, None)
+        return saved
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+    """Yield path below the folder, time and size of each relevant file."""
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_left_out(where, name)]
+        for name in files:
+            if name.endswith(".py") or name in _CONFIGURATION:
+                try:
+                    facts = os.stat(f"{where}/{name}")  # noqa: PTH116 - for all files, ten times a second
+                except OSError:  # being replaced right now
+                    continue
+                yield Path(where, name).relative_to(folder), (facts.st_mtime_ns, facts.st_size)
+
+
+def _is_left_out(where: str, name: str) -> bool:
+    return name.startswith(".") or name in _NOT_SOURCES or Path(where, name, "pyvenv.cfg").exists()
+
 
 _KEYS = "enter: all   f: failed   r: a rank's log   q: quit"
 _MOST_KEYS = 64

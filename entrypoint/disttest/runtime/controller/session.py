@@ -32,8 +32,7 @@ from disttest.runtime.controller import orders
 from disttest.runtime.controller.collect import describe_item, is_ordinary
 from disttest.runtime.controller.devices import Devices, make_devices, name_run, this_machine
 from disttest.runtime.controller.early_skips import known_skip
-from disttest.runtime.controller.ending import end_run
-from disttest.runtime.controller.exit_blockers import ExitBlockers
+from disttest.runtime.controller.ending import ExitBlockers, end_run
 from disttest.runtime.controller.expand import WantedWorld, shape_of
 from disttest.runtime.controller.hazards import Hazards, HazardWatch
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left

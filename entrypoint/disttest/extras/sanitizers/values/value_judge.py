@@ -1,23 +1,33 @@
-"""Judge the observations of all ranks; find the origin of NaN or infinity, and how it reached others. Pure functions."""
+"""Judge the observations of all ranks; find the origin of NaN or infinity, and how it reached others. Pure functions.
+
+Replicas that have diverged are found in outputs of collectives, in parameters and in buffers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from disttest.extras.sanitizers.sanitizer import Consequence, Judgement
-from disttest.extras.sanitizers.values.contents import index_of
+from disttest.extras.sanitizers.values.constant_starts import ConstantStarts
+from disttest.extras.sanitizers.values.contents import index_of, is_constant
 from disttest.extras.sanitizers.values.observations import (
     Observation,
     ObservationIndex,
+    are_equal,
     at,
     describe,
+    odd_ranks,
     subject,
 )
-from disttest.extras.sanitizers.values.replicated import find_buffers, find_outputs, find_parameters
-from disttest.extras.sanitizers.values.trace import Role, Trace
-from disttest.extras.sanitizers.values.value_findings import ValueFindingKind, make_finding
+from disttest.extras.sanitizers.values.trace import NOWHERE, Role, Trace, Trust
+from disttest.extras.sanitizers.values.value_findings import (
+    ValueFindingKind,
+    both_values,
+    make_finding,
+    places_of,
+)
 from disttest.model import PluginFinding, rank_names
 
 _REDUCING = frozenset(
@@ -168,3 +178,178 @@ def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
     """Judge the reports of the ranks."""
     traces = {rank: _decoder.decode(report) for rank, report in sorted(reports.items())}
     return Judgement(judge_values(traces), limits_of(traces))
+
+
+_GIVING_ALL_THE_SAME = frozenset(
+    {
+        "allgather",
+        "allgather_base",
+        "allgather_coalesced",
+        "allgather_into_tensor_coalesced",
+        "allreduce",
+        "allreduce_coalesced",
+        "broadcast",
+    }
+)
+
+_OUTPUT = Consequence(
+    "Everything computed from it differs from here on, and no collective reports it.",
+    "Check for writes to the tensor between the call and its wait, and that all ranks wait before they use it.",
+)
+_WROTE = Consequence(
+    "Each rank trains another model: gradients are averaged over different models.",
+    "Change parameters before DistributedDataParallel wraps the model, or broadcast the changes.",
+)
+_BEGAN = Consequence(
+    "Each rank trains another model: gradients are averaged over different models.",
+    "Build the model with the same seed on all ranks, or broadcast its parameters before the first step.",
+)
+_GRADIENT = Consequence(
+    "Each rank trains another model from this step on.",
+    "Make sure that this gradient is reduced over these ranks before the step: use the parameter through the wrapped "
+    "model's forward, outside no_sync; create it before wrapping; do not read the gradient before the wait.",
+)
+_STEP = Consequence(
+    "Each rank trains another model from this step on.",
+    "The gradients were equal: check for differences in settings or state of the optimizer, and for writes to the parameter.",
+)
+_SHARED = Consequence(
+    "Each rank trains another model from this step on.",
+    "Each rank steps a part of the parameters: make sure that it sends all of them to the others before they are used.",
+)
+_BUFFER = Consequence(
+    "Ranks evaluate different models: metrics and checkpoints depend on the rank that computes or writes them.",
+    "Evaluate through the wrapped model with broadcast_buffers=True, broadcast the buffers first, or use SyncBatchNorm.",
+)
+
+
+def find_outputs(observed: ObservationIndex) -> Iterator[PluginFinding]:
+    """Report the first collective that gave different numbers to ranks."""
+    diverged = [
+        group
+        for group in _groups(observed, Role.OUTPUT)
+        if group[0].place.name in _GIVING_ALL_THE_SAME and _can_be_compared(group) and not are_equal(group)
+    ]
+    if diverged:
+        first = min(diverged, key=_moment)
+        message = f"{subject(first[0])} gave {rank_names(odd_ranks(first))} other numbers{places_of(first)}: {both_values(first)}"
+        yield make_finding(ValueFindingKind.OUTPUT, message, _OUTPUT, observed, first)
+
+
+def find_parameters(observed: ObservationIndex) -> Iterator[PluginFinding]:
+    """Report the first parameter that should be equal on its ranks and stays different to the end of the test."""
+    starts = ConstantStarts(observed)
+    diverged = [
+        (group, because)
+        for role in (Role.WRAPPED, Role.PARAMETER, Role.SHARED)
+        for seen in _groups(observed, role)
+        for group, because in _replicas(observed, starts, seen)
+        if len(group) > 1 and not are_equal(group) and not _meet_again(observed, group)
+    ]
+    if diverged:
+        first, because = min(diverged, key=lambda each: _moment(each[0]))
+        others = len({_parameter(group[0]) for group, _ in diverged}) - 1
+        reason, consequence = _reason(observed, first)
+        more = f"; so do {others} more" if others else ""
+        message = (
+            f"parameter {subject(first[0])} differs on {rank_names(odd_ranks(first))}{places_of(first)}: "
+            f"{both_values(first)}{reason}{because}{more}"
+        )
+        yield make_finding(ValueFindingKind.PARAMETER, message, consequence, observed, first)
+
+
+def find_buffers(observed: ObservationIndex) -> Iterator[PluginFinding]:
+    """Report the first buffer of a wrapped model with which ranks evaluate differently."""
+    diverged = [
+        group
+        for group in _groups(observed, Role.BUFFER)
+        if group[0].place.ranks and _can_be_compared(group) and not are_equal(group)
+    ]
+    if diverged:
+        first = min(diverged, key=_moment)
+        message = f"buffer {subject(first[0])} differs on {rank_names(odd_ranks(first))}{places_of(first)}: {both_values(first)}"
+        yield make_finding(ValueFindingKind.BUFFER, message, _BUFFER, observed, first)
+
+
+def _groups(observed: ObservationIndex, role: Role) -> Iterator[list[Observation]]:
+    """Yield the observations of several ranks of one thing in this role, the lowest rank first."""
+    for key, observations in observed.together.items():
+        if key[0] is role and len(observations) > 1:
+            yield sorted(observations.values())
+
+
+def _can_be_compared(group: Sequence[Observation]) -> bool:
+    places = {(s.place.name, s.place.kind, s.place.dtype, s.place.shape, s.place.ranks) for s in group}
+    return len(places) == 1
+
+
+def _replicas(
+    observed: ObservationIndex, starts: ConstantStarts, seen: Sequence[Observation]
+) -> Iterator[tuple[list[Observation], str]]:
+    """Yield the observations of one parameter that should be equal, with the evidence if that is not a call."""
+    for ranks in dict.fromkeys(observation.place.ranks for observation in seen):
+        group = [observation for observation in seen if observation.place.ranks == ranks]
+        # Most parameters of an optimizer may be replicas while the rest are shards or experts.
+        is_apart = group[0].place.trust is Trust.BESIDE and starts.activations_travel
+        if _are_replicas(observed, group) and not is_apart:
+            yield group, ""
+    for inferred in (
+        starts.infer(seen) if seen[0].place.role is Role.PARAMETER and not are_equal(seen) else ()
+    ):
+        yield (
+            [observation for observation in seen if observation.rank in inferred.ranks],
+            f"; {inferred.because}",
+        )
+
+
+def _are_replicas(observed: ObservationIndex, group: Sequence[Observation]) -> bool:
+    place = group[0].place
+    trust = {observation.place.trust for observation in group}
+    if len(trust) > 1 or place.trust is None or not place.ranks or not _can_be_compared(group):
+        return False
+    # Without a module only a number identifies a parameter: another rank's #1 may be another tensor.
+    is_weak = place.trust is Trust.BESIDE or (place.trust is Trust.REDUCED and place.model == NOWHERE)
+    return not is_weak or _began_equal(observed, group)
+
+
+def _began_equal(observed: ObservationIndex, group: Sequence[Observation]) -> bool:
+    begun = observed.matching(Role.BEFORE, group[0]).values()
+    return are_equal(begun) and not any(is_constant(each.content, each.place.dtype) for each in begun)
+
+
+def _meet_again(observed: ObservationIndex, group: Sequence[Observation]) -> bool:
+    """Whether they are equal when all ranks see them last: then they were meant to differ for a while."""
+    later, number = group, group[0].number
+    while len(later) == len(group):
+        last = later
+        number += 1
+        role, model, name, index, _ = group[0].same_on_ranks
+        later = list(observed.together.get((role, model, name, index, number), {}).values())
+    return are_equal(last)
+
+
+def _reason(observed: ObservationIndex, group: Sequence[Observation]) -> tuple[str, Consequence]:
+    first = group[0]
+    if first.place.role is Role.WRAPPED:
+        return ", though the model is wrapped", _WROTE
+    if first.place.role is Role.SHARED:
+        return ", though its gradient was reduced and each rank steps a part of the parameters", _SHARED
+    begun = observed.matching(Role.BEFORE, first).values()
+    if first.number == 1 and not are_equal(begun):
+        return ", and did so before the first step", _BEGAN
+    gradients = observed.matching(Role.GRADIENT, first).values()
+    if not are_equal(gradients):
+        return ", and so did its gradient", _GRADIENT
+    return ", though its gradient did not", _STEP
+
+
+def _parameter(observation: Observation) -> tuple[int, str]:
+    return observation.place.model, observation.place.name
+
+
+def _moment(group: Sequence[Observation]) -> tuple[int, int]:
+    """Sort key: the time of the observation."""
+    return (
+        0 if group[0].place.role is Role.WRAPPED else 1,
+        min(observation.position for observation in group),
+    )
