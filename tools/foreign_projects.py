@@ -20,6 +20,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,7 +189,7 @@ def table(rows: Sequence[str]) -> Iterator[str]:
     import torch
 
     yield (
-        f"torch {torch.__version__}, pytest {pytest.__version__}, Python {sys.version.split()[0]}, "
+        f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, pytest {pytest.__version__}, Python {sys.version.split()[0]}, "
         f"{os.cpu_count()} processors that other work shared (load {os.getloadavg()[0]:.0f}):"
     )
     yield ""
