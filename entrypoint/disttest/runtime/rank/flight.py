@@ -192,15 +192,24 @@ def _failed_assertion(frames: Sequence[FrameType]) -> Raised | None:
     # With a pytest_assertion_pass hook, pytest also builds messages of assertions that hold (pytest 8.4 to 9.2).
     if util._assertion_pass is not None:  # noqa: SLF001
         return None
+    caller = asserting_frame([(frame.f_code.co_filename, frame.f_code.co_name) for frame in frames])
+    return None if caller is None else _describe_assertion(frames[caller])
+
+
+def asserting_frame(frames: Sequence[tuple[str, str]]) -> int | None:
+    """Return the index of the frame whose failed assertion is being described; None if there is none.
+
+    Args:
+        frames: file and function of each frame, innermost first.
+    """
     makes_text = False
-    for frame, caller in pairwise(frames):
-        file, function = frame.f_code.co_filename, frame.f_code.co_name
+    for number, ((file, function), (caller, _)) in enumerate(pairwise(frames)):
         # unittest's own frame alone proves nothing: assertRaises has one as well, while the test's code runs
         # in it.
         makes_text = makes_text or function in _UNITTEST_TEXTS or file.endswith(_TEXTS)
         asserts = file.endswith(_REWRITE) or (makes_text and file.endswith(_UNITTEST))
-        if asserts and not caller.f_code.co_filename.endswith((_REWRITE, _UNITTEST)):
-            return _describe_assertion(caller)
+        if asserts and not caller.endswith((_REWRITE, _UNITTEST)):
+            return number + 1
     return None
 
 

@@ -254,7 +254,9 @@ class Supervisor:
             told = evidence[progress.rank].in_flight
             if told is not None and (progress.killed or not progress.is_over):
                 handle = self.handle(progress.rank)
-                attempt.take_in_flight(progress.rank, told, phase=handle.phase(), xfail=handle.xfail())
+                # The question may have ended a wait: the rank may be in its tear-down by now.
+                phase = progress.phase if progress.killed else handle.phase()
+                attempt.take_in_flight(progress.rank, told, phase=phase, xfail=handle.xfail())
 
     def note_end(self, progress: RankProgress) -> None:
         """Record the phase of a rank that disttest is about to end, before the rank continues into its clean-up."""

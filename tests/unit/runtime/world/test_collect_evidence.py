@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 
 from disttest.host.proc import catches
+from disttest.runtime.messages.protocol import Raised
+from disttest.runtime.rank.flight import in_flight_path
 from disttest.runtime.world import evidence
 from disttest.runtime.world.evidence import collect_evidence, collect_stacks
 
@@ -147,3 +151,41 @@ def test_the_limit_is_that_of_the_next_answer_however_many_ranks_answer(time: Fa
 def test_a_rank_that_does_not_answer_ends_the_wait(time: FakeTime) -> None:
     assert ["after 2", ""] == stacks_of(2, 1000)
     assert 6 == len(time.slept)
+
+
+WAITS = '  File "/project/test_x.py", line 7 in test_x'
+RENDERS = '  File "/project/test_x.py", line 3 in __repr__\n  File "/lib/_pytest/assertion/rewrite.py", line 450 in _saferepr'
+OTHER = 'Thread 0x7 (most recent call first):\n  File "/lib/threading.py", line 1 in wait\n\n'
+THREAD = f"{OTHER}Current thread (most recent call first):\n"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "counts"),
+    [
+        pytest.param(f'{THREAD}{WAITS}\n  File "<string>", line 1 in <module>', False, id="it waited"),
+        pytest.param(f"{THREAD}{RENDERS}\n{WAITS}", True, id="its message was being built"),
+        pytest.param(f"{THREAD}{WAITS}\n  ...", True, id="not all frames are known"),
+        pytest.param("", True, id="no stacks"),
+    ],
+)
+def test_an_assertion_counts_only_if_it_had_failed_before_the_rank_was_asked(
+    tmp_path: Path, stacks: str, counts: bool
+) -> None:
+    """The signal that asks for stacks ends a wait below an assertion, whose message is then being built."""
+    questions, answer = tmp_path / "questions", tmp_path / "stacks"
+    answer.write_text(stacks)
+    raised = Raised(
+        message="AssertionError: assert C.pause() == 0", place="test_x.py:7", details="", is_assertion=True
+    )
+    in_flight_path(questions).write_bytes(msgspec.json.encode(raised))
+    os.mkfifo(questions)
+    listening = os.open(questions, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        source = evidence.EvidenceSource(
+            cast("evidence.Process", SimpleNamespace(pid=os.getpid())), answer, questions
+        )
+        source.ask_flight(tmp_path / "flight")
+
+        assert (raised if counts else None) == source.read().in_flight
+    finally:
+        os.close(listening)
