@@ -21,29 +21,26 @@ $(SUITES): $(READY)
 	$(BIN)/disttest $@
 
 WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
-# Run at once: one for each processor, and one more in `make rest`, whose tests wait for their ranks in two fifths of the time;
-# beside them two that mostly wait for an engine or a cluster. The longest begin first; they are cut by the first letters of
-# their files.
-LANES    ?=
-PROCESSORS := $(shell nproc)
-WAITING  := $(filter $(WANTED),kubernetes docker cluster)
+# So many run at once: one for each processor; and beside them, one after another, those that mostly wait for an engine or a
+# cluster. Long ones in pieces, by the first letters of their files.
+LANES    ?= $(shell nproc)
+WAITING  := $(filter $(WANTED),docker cluster kubernetes)
 FIRST    := unit contract core-a-m core-n-z
-RUNS     := integration-o-r integration-h-n integration-a-c plugins cuda-s-z cuda-a-r compat-sample devices integration-s-z \
-            integration-d-g browser workflows
+RUNS     := $(addprefix integration-,a-c d-g h-n o-r s-z) cuda-s-z devices cuda-a-r compat-sample plugins workflows browser
 kind_of   = $(or $(filter $(1),$(KINDS)),$(firstword $(subst -, ,$(1))))
 wanted_of = $(foreach run,$(1),$(if $(filter $(call kind_of,$(run)),$(WANTED)),$(run)))
 PIECES   := $(call wanted_of,$(RUNS))
 
 # The first tier: lint, unit tests, contracts, and real ranks over gloo.
 test: $(READY)
-	+tools/lanes $(or $(LANES),$(PROCESSORS)) lint catalogue $(call wanted_of,$(FIRST))
+	+tools/lanes $(LANES) lint catalogue $(call wanted_of,$(FIRST))
 
 test-all: $(READY)
 	$(MAKE) test || code=$$?; $(MAKE) rest && exit $${code:-0}
 
 # All that `make test` leaves out. What the machine lacks is named immediately, not when the kind that needs it has its turn.
 rest: setup $(READY) $(patsubst %,tests/%/node_modules/.ready,workflows $(filter browser,$(WANTED)))
-	+tools/lanes $(or $(LANES),$$(($(PROCESSORS) + 1))) $(PIECES) -- $(WAITING)
+	+tools/lanes $(LANES) $(PIECES) -- $(WAITING)
 
 # While you work: lint, the unit tests, and of the rest those that the change touches (tools/touched.py has the rules).
 check: $(READY)
