@@ -9,7 +9,7 @@ import msgspec
 
 from disttest.clock import monotonic
 from disttest.host.process import Exit, signal_name
-from disttest.limits import CONSEQUENCE_WAIT_S, MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S
+from disttest.limits import CONSEQUENCE_WAIT_S, MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S, RENDERING_LEAST_S
 from disttest.model import (
     FEW_RANKS,
     Collective,
@@ -412,17 +412,19 @@ class Attempt:
         # The lost peer may be cleaning up, and its own failure, which is the cause, comes afterwards.
         if self.lost_peer_s is not None and now_s - self.lost_peer_s >= max(grace_s, CONSEQUENCE_WAIT_S):
             return True
-        return self.failed_s is not None and now_s - self._grace_since_s >= grace_s
+        return self.failed_s is not None and now_s >= self._grace_ends_s(self.failed_s, grace_s)
 
-    @property
-    def _grace_since_s(self) -> float:
-        """When the grace period began: at the first failure. In a large world each further report starts it again.
+    def _grace_ends_s(self, failed_s: float, grace_s: float) -> float:
+        """When the grace period after the first failure ends. In a large world each further report starts it again.
 
         Hundreds of ranks share the processors, so the grace period ends before most of them can report the same failure. If
         the others hang, there are no further reports.
         """
-        assert self.failed_s is not None
-        return self.failed_s if len(self.ranks) <= FEW_RANKS else max(self.failed_s, self.reported_s)
+        since_s = failed_s if len(self.ranks) <= FEW_RANKS else max(failed_s, self.reported_s)
+        # Ranks that have failed as well render their reports: on a busy machine this takes longer than the grace period.
+        busy = (rank for rank in self.ranks if rank.rendering is not None and not rank.is_over)
+        rendered_s = [rank.rendering_since_s + RENDERING_LEAST_S for rank in busy]
+        return max(since_s + grace_s, *rendered_s, 0.0)
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` can become true through time alone."""
@@ -430,7 +432,7 @@ class Attempt:
             return NO_LIMIT_S
         limits = [self.started_s + self.paused_s + self.limit_s]
         if self.failed_s is not None:
-            limits.append(self._grace_since_s + grace_s)
+            limits.append(self._grace_ends_s(self.failed_s, grace_s))
         if self.lost_peer_s is not None:
             limits.append(self.lost_peer_s + max(grace_s, CONSEQUENCE_WAIT_S))
         if self.cancelled:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from disttest.host.process import Exit
-from disttest.limits import CONSEQUENCE_WAIT_S
+from disttest.limits import CONSEQUENCE_WAIT_S, RENDERING_LEAST_S
 from disttest.model import Outcome, RankEnd, TestCase
 from disttest.results.rulings import RankState, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
@@ -308,3 +308,17 @@ def test_a_rendered_report_replaces_what_was_known_before():
     record = rank.record(0.0)
 
     assert (record.message, record.unrendered) == ("call failed", False)
+
+
+def test_a_rank_that_has_failed_too_has_time_to_render_its_report(clock):
+    attempt = attempt_of(2)
+    clock.now_s = 1.1
+    attempt.take_report(1, msgspec.structs.replace(ended("call", Outcome.FAILED), unrendered=True))
+    attempt.take_report(0, ended("call", Outcome.FAILED))
+
+    assert pytest.approx(1.1 + RENDERING_LEAST_S) == 1.1 + attempt.next_check_s(1.1, 0.3)
+    assert not attempt.overdue(3.0, 0.3)
+    assert attempt.overdue(3.2, 0.3)
+
+    attempt.take_report(1, ended("call", Outcome.FAILED))
+    assert attempt.overdue(1.4, 0.3)
