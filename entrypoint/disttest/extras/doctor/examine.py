@@ -29,6 +29,7 @@ from disttest.plugins.gpus.preflight.prover import Prover
 from disttest.plugins.gpus.preflight.steps import WORKER, Bounds, targets_of
 from disttest.plugins.gpus.torch_facts import TorchFacts
 from disttest.reports.junit import render_junit
+from disttest.reports.text import count
 from disttest.results.events import AnyEvent, RunFinished, RunStarted, TestCollected, TestFinished
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import run_clock
@@ -243,7 +244,7 @@ def render_verdict(diagnosis: Diagnosis) -> str:
     broken = sum(finding.grade is Grade.BROKEN for finding in diagnosis.findings)
     warnings = sum(finding.grade is Grade.WARNING for finding in diagnosis.findings)
     verdict = "this machine is broken" if broken else "this machine works"
-    counts = f"{len(diagnosis.findings)} checks, {broken} failed, {warnings} warnings"
+    counts = f"{count(len(diagnosis.findings), 'check')}, {broken} failed, {count(warnings, 'warning')}"
     return f"{verdict}: {counts}, {diagnosis.duration_s:.1f} s"
 
 
