@@ -299,12 +299,12 @@ def _has_finished(rank: RankRecord) -> bool:
 
 
 def _frames(rank: RankRecord) -> Iterator[Frame]:
-    """Frames of the main thread, innermost first; faulthandler writes the main thread last."""
     own, *_ = rank.stacks.split(_STARTED_PROCESS)
-    yield from _main_thread(own)
+    yield from main_thread(own)
 
 
-def _main_thread(stacks: str) -> Iterator[Frame]:
+def main_thread(stacks: str) -> Iterator[Frame]:
+    """Yield the frames of the main thread from faulthandler's output, innermost first; it is written last."""
     for match in _FRAME.finditer(stacks.split("\n\n")[-1]):
         yield Frame(match["file"], int(match["line"]), match["function"])
 
@@ -316,14 +316,14 @@ def crash_place(stacks: str) -> str:
         stacks: faulthandler's output; the thread that crashed comes first.
     """
     crashed, *_ = stacks.split("\n\n")
-    frame = _user_frame([*_main_thread(crashed)])
+    frame = _user_frame([*main_thread(crashed)])
     return f"{frame.function} at {frame}" if frame else ""
 
 
 def _started_processes(rank: RankRecord) -> Iterator[str]:
     """``rank 1 of mp.spawn (process 12) is in work at test_step.py:39`` for each process inside user code."""
     for text in rank.stacks.split(_STARTED_PROCESS)[1:]:
-        name, frame = _NAME.match(text), _user_frame(list(_main_thread(text)))
+        name, frame = _NAME.match(text), _user_frame(list(main_thread(text)))
         if name and frame:
             who = f"{name['role']} (process {name['pid']})" if name["role"] else f"process {name['pid']}"
             yield f"{who} is in {frame.function} at {frame}"

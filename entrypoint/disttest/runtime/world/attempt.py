@@ -424,7 +424,7 @@ class Attempt:
         # Ranks that have failed as well render their reports: on a busy machine this takes longer than the grace period.
         busy = (rank for rank in self.ranks if rank.rendering is not None and not rank.is_over)
         rendered_s = [rank.rendering_since_s + RENDERING_LEAST_S for rank in busy]
-        return max(since_s + grace_s, *rendered_s, 0.0)
+        return max([since_s + grace_s, *rendered_s])
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` can become true through time alone."""

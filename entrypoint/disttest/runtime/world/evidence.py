@@ -19,6 +19,7 @@ from disttest.host.process import STACKS_SIGNAL
 from disttest.limits import EVIDENCE_POLL_S
 from disttest.model import Collective
 from disttest.outgoing import outgoing
+from disttest.results.hang_findings import main_thread
 from disttest.results.narrative import STACKS_HEADING as STACKS_HEADING
 from disttest.runtime.messages.protocol import Raised
 from disttest.runtime.rank.flight import ask, asserting_frame, read_answer, read_in_flight
@@ -39,7 +40,6 @@ _LINE = 1024
 _BOTTOM = re.compile(rb"( in (<module>|_run_module_as_main)|\n  \.\.\.)\n$")
 _MORE = "\n  ..."
 """End of stacks of more than 100 frames."""
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>\S+)', re.MULTILINE)
 _MOST_KEPT = 64 * 1024
 
 
@@ -140,8 +140,8 @@ class EvidenceSource:
     def _in_flight(self, stacks: str) -> Raised | None:
         """Return the exception that the rank was handling when it was asked for its stacks."""
         raised = read_in_flight(self._questions) if self._questions and self._flight else None
-        # The signal ends calls that wait, for good (see Supervisor.end_living). What an assertion finds then is no failure
-        # of the test: its message was not being built when the stacks were written.
+        # The signal interrupts a waiting call, which does not restart (see Supervisor.end_living). An assertion that fails
+        # because of this is no failure of the test: the stacks, written before, do not show that its message was being built.
         late = raised is not None and raised.is_assertion and not _may_describe_assertion(stacks)
         return None if late else raised
 
@@ -168,9 +168,8 @@ class EvidenceSource:
 
 def _may_describe_assertion(stacks: str) -> bool:
     """Whether the main thread may build the message of a failed assertion; True if not all of its frames are known."""
-    main = stacks.rpartition("\n\n")[2]
-    frames = [(frame["file"], frame["function"]) for frame in _FRAME.finditer(main)]
-    return not frames or main.endswith(_MORE) or asserting_frame(frames) is not None
+    frames = [(frame.file, frame.function) for frame in main_thread(stacks)]
+    return not frames or stacks.endswith(_MORE) or asserting_frame(frames) is not None
 
 
 def collect_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[str]:
