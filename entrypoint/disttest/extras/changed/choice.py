@@ -11,13 +11,16 @@ from disttest.extras.changed.sources import UNKNOWN, Sources, Unit
 from disttest.model import Count, Frozen
 
 CANARY = "canary"
+ENVIRONMENT = "environment"
+EVERYTHING = "everything runs"
 
 
 class Reason(Frozen):
     """Why a test runs, in the record of the run."""
 
     why: str
-    """``new``, ``failed last time``, ``in quarantine``, ``affected``, ``everything runs`` or ``canary``."""
+    """``new``, ``failed last time``, ``in quarantine``, ``environment``, ``affected``, ``everything runs`` or
+    ``canary``."""
     by: str = ""
     """A changed part that it uses."""
 
@@ -87,7 +90,7 @@ def everything(tests: Sequence[str], base: str, because: str) -> Choice:
     """Select all tests."""
     return Choice(
         base=base,
-        selected={test: Reason(why="everything runs") for test in tests},
+        selected={test: Reason(why=EVERYTHING) for test in tests},
         everything_because=because,
     )
 
@@ -124,7 +127,7 @@ def _reason(
     if not test.passed:
         return Reason(why="failed last time")
     if by := difference(record.environments[test.environment], environment):
-        return Reason(why="environment", by=by)
+        return Reason(why=ENVIRONMENT, by=by)
     found = next((stale[place] for place in test.units if place in stale), None)
     return None if found is None else Reason(why="affected", by=found)
 

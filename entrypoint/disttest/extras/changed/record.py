@@ -69,28 +69,42 @@ class _Head(Frozen):
     version: int = 0
 
 
+class _UnusableError(Exception):
+    """There is no record that can be used; the text says why."""
+
+
+class _NewerError(_UnusableError):
+    """The record is of a newer version."""
+
+
 def read_record(path: Path, project: str) -> tuple[Record, str]:
     """Return the record, and why there is none that can be used; empty if there is one."""
-    empty = Record(project=project)
+    try:
+        return _usable(path, project), ""
+    except _UnusableError as error:
+        return Record(project=project), str(error)
+
+
+def _usable(path: Path, project: str) -> Record:
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
-        return empty, f"there is no record {path.name} yet"
+    except FileNotFoundError as error:
+        raise _UnusableError(f"there is no record {path.name} yet") from error
     except OSError as error:
-        return empty, f"the record {path} cannot be read: {error.strerror}"
+        raise _UnusableError(f"the record {path} cannot be read: {error.strerror}") from error
     try:
         version = msgspec.json.decode(data, type=_Head).version
         if version > VERSION:
-            return empty, f"the record {path} is of version {version}, and this disttest reads {VERSION}"
+            raise _NewerError(f"the record {path} is of version {version}, and this disttest reads {VERSION}")
         record = msgspec.json.decode(data, type=Record)
         for test in record.tests.values():
             _check_places((test.environment,), record.environments)
             _check_places(test.units, record.units)
-    except (*UNREADABLE, IndexError):
-        return empty, f"the record {path} is damaged"
+    except (*UNREADABLE, IndexError) as error:
+        raise _UnusableError(f"the record {path} is damaged") from error
     if project and record.project not in ("", project):
-        return empty, f"the record {path} is of another repository"
-    return record, ""
+        raise _UnusableError(f"the record {path} is of another repository")
+    return record
 
 
 def _check_places(places: Iterable[int], of: Sequence[object]) -> None:
@@ -106,9 +120,12 @@ def update_record(path: Path, change: Callable[[Record], Record], project: str) 
     """
     try:
         with _only_writer(path):
-            record, trouble = read_record(path, project)
-            if "of version" in trouble:
-                raise UsageError(f"{trouble}; it is left as it is")
+            try:
+                record = _usable(path, project)
+            except _NewerError as error:
+                raise UsageError(f"{error}; it is left as it is") from error
+            except _UnusableError:
+                record = Record(project=project)
             write_whole(path, msgspec.json.encode(change(record)).decode())
     except OSError as error:
         raise UsageError(f"the record {path} cannot be written: {error.strerror}") from error

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
@@ -20,7 +21,7 @@ from disttest.extras.changed.record import Miss, Ran, Record, read_record, renam
 from disttest.extras.changed.recorder import LoadRecorder, TestRecorder, read_lines
 from disttest.extras.changed.sources import LOST, MODULE, UNKNOWN, Sources, Unit, digest_of
 from disttest.extras.changed.tables import notes_of
-from disttest.extras.history.git_facts import facts_of_git
+from disttest.extras.history.git_facts import project_of_git
 from disttest.model import TestCase
 from disttest.options.environment import environment
 from disttest.options.run import RunOptions
@@ -81,7 +82,6 @@ class ChangedSession:
         self._repository = Repository(config.rootpath)
         self.root = self._repository.root
         self._loads = LoadRecorder(str(self.root))
-        self._is_loading = True
         self.test_files: set[str] = set()
         self.reasons: dict[str, Reason] = {}
         self._names: dict[str, str] = {}
@@ -102,12 +102,6 @@ class ChangedSession:
         """Return the name of a file of the project; empty for others."""
         return self._loads.files[str(path)]
 
-    def end_loading(self) -> None:
-        """Stop watching: from now on each test is recorded separately."""
-        if self._is_loading:
-            self._is_loading = False
-            self._loads.end()
-
     def select(
         self, items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
     ) -> TestSelection | None:
@@ -116,7 +110,7 @@ class ChangedSession:
         Raises:
             UsageError: git cannot compare with the revision, or the ranks of the run collect.
         """
-        self.end_loading()
+        self._loads.end()  # from now on each test is recorded separately
         options = config.stash[RUN].options
         if options.ranks_collect:
             raise UsageError(
@@ -137,7 +131,7 @@ class ChangedSession:
 
     def _read(self, items: Sequence[pytest.Item], options: RunOptions, device: str) -> None:
         self._sources = Sources(self.root, self._repository.files())
-        self._project = facts_of_git(self.root).project
+        self._project = project_of_git(self.root)
         self._path: Path = FILE.of(options) or self.root / USUAL
         self._environment = dict(self._facts(options, device))
         for item in items:
@@ -268,13 +262,8 @@ class ChangedSession:
             if conftest in self._sources.files:
                 yield conftest
 
-    @property
+    @cached_property
     def _unexplained(self) -> set[str]:
         """Modules that no test and no conftest imports, such as a plugin of pytest: each test uses them."""
-        if self._loaded_alone is None:
-            roots = {root for file in (*self.test_files, *self._files.values()) for root in self._roots(file)}
-            explained = self._sources.closure(roots, self._loads.by_module)
-            self._loaded_alone = set(self._loads.by_module) - explained
-        return self._loaded_alone
-
-    _loaded_alone: set[str] | None = None
+        roots = {root for file in (*self.test_files, *self._files.values()) for root in self._roots(file)}
+        return set(self._loads.by_module) - self._sources.closure(roots, self._loads.by_module)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from disttest.extras.changed.choice import CANARY, Choice
+from disttest.extras.changed.choice import CANARY, ENVIRONMENT, EVERYTHING, Choice
 from disttest.extras.changed.limits import REPORTED_TESTS
 from disttest.extras.changed.option_rows import NAME
 from disttest.reports.reporter import Cell, ReportTable
@@ -27,12 +27,12 @@ def notes_of(choice: Choice) -> Sequence[str]:
         f"{since}: {count(len(choice.selected), 'test')} selected ({selected or 'none'}), {choice.left_out} left out, "
         f"which saves {choice.saved_s:.1f} s of tests{gpu_minutes}; without --changed every test runs"
     )
-    environment = next((reason.by for reason in choice.selected.values() if reason.why == "environment"), "")
+    environment = next((reason.by for reason in choice.selected.values() if reason.why == ENVIRONMENT), "")
     if not environment:
         return (summary,)
     return (
         summary,
-        f"{since}: the environment of {kinds['environment']} tests changed ({one_line(environment, 300)})",
+        f"{since}: the environment of {kinds[ENVIRONMENT]} tests changed ({one_line(environment, 300)})",
     )
 
 
@@ -49,7 +49,7 @@ def report_tables(run: RunResult) -> Sequence[ReportTable]:
         for test in missed
     ]
     rows += [(f"{count(choice.left_out, 'test')} left out", (Cell(letter="-", meaning="did not run")))]
-    affected = [test for test in outcomes.values() if _why(test) not in (CANARY, "everything runs", "")]
+    affected = [test for test in outcomes.values() if _why(test) not in (CANARY, EVERYTHING, "")]
     rows += [(_heading(test), _cell(test)) for test in affected[:REPORTED_TESTS]]
     table = ReportTable(
         section=NAME,

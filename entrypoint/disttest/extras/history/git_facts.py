@@ -63,9 +63,14 @@ def facts_of_git(folder: Path) -> CommitFacts:
     return CommitFacts(
         commit="" if commit.startswith("(") else commit,
         branch="" if branch.startswith("(") else branch,
-        project=project_of(_git(folder, "config", "--get", "remote.origin.url").strip()),
+        project=project_of_git(folder),
         is_dirty=any(not line.startswith("#") for line in lines),
     )
+
+
+def project_of_git(folder: Path) -> str:
+    """Return the host and path of the repository that a work tree was cloned from; empty if unknown."""
+    return project_of(_git(folder, "config", "--get", "remote.origin.url"))
 
 
 def project_of(url: str) -> str:
