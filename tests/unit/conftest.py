@@ -2,7 +2,8 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,20 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
     monkeypatch.setattr("os.fork", refuse)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Callable[[Mapping[str, str]], Path]:
+    """Write files below a root."""
+
+    def make(files: Mapping[str, str]) -> Path:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return make
 
 
 @pytest.fixture(autouse=True, scope="session")

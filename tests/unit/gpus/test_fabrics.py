@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from disttest.plugins.gpus.detect import detect_fabrics
-
-
-@pytest.fixture
-def root(tmp_path):
-    """Write files below a root."""
-
-    def make(files):
-        for name, text in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return tmp_path
-
-    return make
 
 
 def test_rdma_devices(root):

@@ -19,20 +19,6 @@ V1_CPU = "33 32 0:30 {root} /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgro
 V1_MEMORY = "34 32 0:31 {root} /sys/fs/cgroup/memory rw shared:10 - cgroup cgroup rw,memory\n"
 
 
-@pytest.fixture
-def root(tmp_path):
-    """Write files below a root."""
-
-    def make(files):
-        for name, text in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return tmp_path
-
-    return make
-
-
 def cpu_of(root):
     return detect_cpu(detect_cgroups(root))
 
