@@ -297,7 +297,7 @@ def test_what_was_left_out_is_said_and_did_not_pass(project):
 
 
 def test_a_canary_that_fails_is_a_miss(project):
-    # Neither git nor the record sees what a test reads by a way of its own.
+    # git ignores this file, and the record does not see whether a file exists.
     text = "import os\n\ndef test_alone():\n    assert not os.path.exists('results/../broken.log')\n"
     (project.folder / ".gitignore").write_text("results*\n*.log\n__pycache__\n.pytest_cache\n")
     (project.folder / "test_alone.py").write_text(text)

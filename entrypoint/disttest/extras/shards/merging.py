@@ -97,7 +97,7 @@ class ShardEnds:
         Args:
             tests: tests of all shards.
             vanished: whether a planned test no longer exists.
-            planned: whether a plan defines what is owed, so that having nothing to run may be right.
+            planned: whether a plan assigns the tests. Then shards without any test may be right.
         """
         judged = list(tests)
         if not self._ends and not judged:

@@ -133,7 +133,7 @@ def _keys_of_tests() -> Values:
     from torch.distributed import distributed_c10d as c10d
 
     store = c10d._get_default_store()
-    # The keys are read below all prefixes, because a test may have made stores with prefixes of its own.
+    # The keys are read below all prefixes, because a test may have added prefixes to its stores.
     while isinstance(store, _dist.PrefixStore):
         store = store.underlying_store
     # The request comes from disttest, not from the test.

@@ -370,7 +370,7 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
     Args:
         session: the session that has collected.
         run: state of the run; the journal is open.
-        note: receives what is being done.
+        note: receives a message about the current step.
 
     Raises:
         DeadlinePassed: the deadline of the run passed first.

@@ -216,7 +216,7 @@ def _run_one(
         load_reporters()
         ending = _Supervisor(child, hold_signals(), watch, board).wait(until_s + DEADLINE_MARGIN_S)
         ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
-        # The reaper must outlive this process: it ends what is left if this process is killed.
+        # The reaper must outlive this process: it ends the remaining processes if this one is killed.
         kill_descendants(spare=reaper.pids)
     finally:
         watch.child_ended()
