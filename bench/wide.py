@@ -1,12 +1,14 @@
 """Worlds of hundreds of ranks: time of the first and of a further test, CPU time, and private memory of each rank.
 
-    python bench/wide.py [--sizes 64,256] [--torchrun 32] [--lazy 0,1] [--limit 300]
+    python bench/wide.py [--sizes 64,256] [--bare 256] [--torchrun 32] [--lazy 0,1] [--limit 300]
 
 A test does an all_reduce and a barrier over gloo on the CPU. The first time is that from the start of the world, before its
 first fork, to the end of its first test; the further time is the median of the tests after it, from one end to the next. CPU
 seconds are those of the whole run, less those of a run with two ranks. Memory is the private memory of the ranks at the end of
 their last test (``/proc/self/smaps_rollup``), as the median over the ranks. ``--lazy`` sets ``TORCH_GLOO_LAZY_INIT`` for
 additional runs. torchrun runs the same calls; its time contains the imports of its ranks, which disttest does once.
+``--bare`` forks ranks from a process that has imported torch and does nothing but these calls twice. No harness that forks can
+be faster than that.
 """
 
 from __future__ import annotations
@@ -59,6 +61,36 @@ calls(dist.get_world_size())
 note_memory(dist.get_rank())
 dist.barrier()
 dist.destroy_process_group()
+"""
+
+# Lazy connections and a store in a file, as the cheapest that torch offers. The other ranks wait in barrier until the last one
+# has come, so that the times of rank 0 are those of the world.
+BARE = """
+import gc, os, sys, time
+import torch
+import torch.distributed as dist
+from calls import calls, note_memory
+
+size = int(sys.argv[1])
+torch.set_num_threads(1)
+gc.collect()
+gc.freeze()
+started_s = time.monotonic()
+for rank in range(size):
+    if os.fork() == 0:
+        dist.init_process_group("gloo", store=dist.FileStore("store", size), rank=rank, world_size=size)
+        calls(size)
+        first_s = time.monotonic() - started_s
+        calls(size)
+        if rank == 0:
+            print(first_s, time.monotonic() - started_s - first_s)
+        note_memory(rank)
+        dist.barrier()
+        sys.stdout.flush()
+        os._exit(0)
+for _ in range(size):
+    if os.waitstatus_to_exitcode(os.wait()[1]):
+        sys.exit("a rank failed")
 """
 
 
@@ -138,6 +170,19 @@ def run_torchrun(size: int, limit_s: float) -> Row:
         return Row("torchrun", size, took.wall_s, None, took.cpu_s, private_mib(folder))
 
 
+def run_bare(size: int, limit_s: float) -> Row:
+    with tempfile.TemporaryDirectory(prefix="disttest-bench-") as name:
+        folder = Path(name)
+        (folder / "calls.py").write_text(CALLS)
+        (folder / "bare.py").write_text(BARE)
+        took = run(
+            folder, ["bare", str(size)], {"TORCH_GLOO_LAZY_INIT": "1", "GLOO_SOCKET_IFNAME": "lo"}, limit_s
+        )
+        lines = (folder / "output").read_text().splitlines()
+        first_s, further_s = map(float, lines[-1].split())
+        return Row("bare forks", size, first_s, further_s, took.cpu_s, private_mib(folder))
+
+
 def show(row: Row, base_cpu_s: float) -> None:
     times = "".join(f"{'' if each is None else f'{each:.2f}':>10}" for each in (row.first_s, row.further_s))
     cpu_s = max(0.0, row.cpu_s - base_cpu_s)
@@ -153,6 +198,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", type=numbers, default=[64, 256])
+    parser.add_argument("--bare", type=numbers, default=[], help="sizes to run as bare forks as well")
     parser.add_argument("--torchrun", type=numbers, default=[], help="sizes to run under torchrun as well")
     parser.add_argument("--lazy", type=numbers, default=[], help="values of TORCH_GLOO_LAZY_INIT to compare")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that a run may take")
@@ -163,6 +209,8 @@ def main() -> None:
         show(run_disttest(size, {}, given.limit), base_cpu_s)
         for value in given.lazy:
             show(run_disttest(size, {"TORCH_GLOO_LAZY_INIT": str(value)}, given.limit), base_cpu_s)
+    for size in given.bare:
+        show(run_bare(size, given.limit), 0.0)
     for size in given.torchrun:
         show(run_torchrun(size, given.limit), 0.0)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")
