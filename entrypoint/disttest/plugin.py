@@ -32,6 +32,7 @@ from disttest.options.values import spell_out
 from disttest.plugin_manager import plugin_manager
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import early_skips, orders
+from disttest.runtime.controller.ending import leave_session
 from disttest.runtime.controller.expand import expand, expand_late, make_ids_unique, repeat_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.ordinary import be_an_ordinary_process, run_ordinary
@@ -302,10 +303,10 @@ def _run_tests(session: pytest.Session) -> bool | None:
             run_out_of_process(session, run, note)
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
-        pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
+        leave_session(run.reason, ExitCode.DEADLINE)
     except RunStopped as stopped:
         run.stop(stopped.stop.reason)
-        pytest.exit(run.reason, returncode=stopped.stop.exit_code)
+        leave_session(run.reason, stopped.stop.exit_code)
     run_ordinary(session, run, note, thaw=not was_frozen)
     return True
 
@@ -316,7 +317,7 @@ def _journal_is_written() -> Iterator[None]:
     try:
         yield
     except JournalError as error:
-        pytest.exit(f"disttest: {error}", returncode=error.exit_code)
+        leave_session(str(error), error.exit_code)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_sessionfinish")

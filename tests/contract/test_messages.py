@@ -32,6 +32,7 @@ COMPOSED = {
     "cannot run srun (…)": "the code names the command",
     "it collected 1 test that rank 0 did not: …": "the code counts",
     "rank K leaked file descriptors: N of M are open": "a note of a rank's state, behind what leaked",
+    "all N ranks failed, rank 0: …": "the code counts, and adds the rank when their messages differ",
 }
 """Quotes whose words are never next to each other in the code."""
 WORDS = 3

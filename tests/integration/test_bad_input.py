@@ -29,7 +29,7 @@ GOOD = """
         ),
         (["test_good.py", "--world-sizes", "x"], "--world-sizes: world size 'x' is not a whole number"),
         (["test_good.py", "--world-sizes", "10000"], "--world-sizes: world size 10000 is not"),
-        (["test_good.py", "--timeout", "-3"], "--timeout: '-3' is not a number of seconds above 0"),
+        (["test_good.py", "--timeout", "-3"], "--timeout: '-3' is not a number of seconds; 0 means no limit"),
         (["test_good.py", "--nonsense"], "No such option"),
         (["test_good.py", "-n", "2"], "put options of pytest after --, as in: disttest run PATH -- -n"),
         (["plan"], "Missing argument"),

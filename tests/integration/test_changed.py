@@ -342,7 +342,7 @@ def test_the_default_branch_needs_a_revision(project):
 
     ended = project.run("run", "--changed", "no-such-thing")
     assert ended.exit_code == 4, ended.output
-    assert "'no-such-thing' is neither a revision nor a path" in ended.output
+    assert "git knows no revision 'no-such-thing' here" in ended.output
 
 
 def test_a_plan_has_only_the_selected_tests(project):

@@ -171,7 +171,12 @@ def _seconds(text: str) -> float:
 
 
 def _seconds_or_none(text: str) -> float:
-    return 0.0 if _number(text) == 0 else _seconds(text)
+    if _number(text) == 0:
+        return 0.0
+    try:
+        return _seconds(text)
+    except UsageError:
+        raise UsageError(f"{text!r} is not a number of seconds; 0 means no limit") from None
 
 
 def _count(text: str) -> int:

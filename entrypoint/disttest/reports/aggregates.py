@@ -293,7 +293,7 @@ VERDICTS = {
     ExitCode.FAILED: "failed",
     ExitCode.INTERRUPTED: "interrupted",
     ExitCode.INTERNAL: "broken",
-    ExitCode.USAGE: "not understood",
+    ExitCode.USAGE: "wrong usage",
     ExitCode.NOTHING_COLLECTED: "empty: nothing was collected",
     ExitCode.NOT_ENOUGH_DEVICES: "not run: not enough devices",
     ExitCode.INFRASTRUCTURE: "failed: the machine is broken",

@@ -186,7 +186,7 @@ def help_of(*words):
 def test_the_help_of_a_run_has_the_common_options_and_the_long_help_each_option_once():
     shown, flags = help_of("run", "--help")
     common = [option.flag for option in dict(groups_of("run"))["Common options"]]
-    assert 16 == len(common)
+    assert 17 == len(common)
     assert [*common, *(word.flags[0] for word in PYTEST_WORDS)] == flags[:-2]
 
     whole, every = help_of("run", "--help-all")

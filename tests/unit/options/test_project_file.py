@@ -73,7 +73,7 @@ def test_no_file_no_settings(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('timeout = "soon"', "timeout: 'soon' is not a number of seconds above 0"),
+        ('timeout = "soon"', "timeout: 'soon' is not a number of seconds; 0 means no limit"),
         ("timeout = 1979-05-27", "timeout: datetime.date"),
         ("seed = {a = 1}", "is not N"),
         ("timeuot = 3", "timeuot: unknown setting; did you mean timeout?"),

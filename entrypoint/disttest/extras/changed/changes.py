@@ -83,7 +83,7 @@ class Repository:
             found = self._find(revision)
             if found is None:
                 raise UsageError(
-                    f"--changed: {revision!r} is neither a revision nor a path; write --changed=REV, or tests first"
+                    f"--changed: git knows no revision {revision!r} here, and no such path exists; list revisions with git log"
                 )
             return found
         default = self._default_branch()

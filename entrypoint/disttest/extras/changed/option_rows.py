@@ -29,6 +29,7 @@ CHANGED = Option(
     otherwise="all tests run; without REV, since the branch left the default branch",
     in_file=False,
     shapes_tests=True,
+    common=True,
 )
 RECORD = Option(
     name="record-coverage",

@@ -31,10 +31,10 @@ def explain(context: click.Context, /, words: tuple[str, ...], **given: Any) -> 
     disttest explain --packet test_sum --output sum.zip     the same in an archive
     disttest explain --format github-issue test_sum         the body of an issue
     """
-    from disttest.extras.explain.message_page import section_named
+    from disttest.extras.explain.message_page import in_terminal, section_named
 
     if len(words) == 1 and (section := section_named(words[0])) and not Path(words[0]).exists():
-        click.echo(f"{section.id}\n{section.text}")
+        click.echo(f"{section.id}\n{in_terminal(section.text)}")
         return
     if given["packet"] or given["format"] != TEXT:
         from disttest.extras.explain.packet_run import make_packet

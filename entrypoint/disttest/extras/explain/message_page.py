@@ -10,6 +10,7 @@ from typing import NamedTuple
 import disttest
 
 _SECTION = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
 _VARIES = re.compile(r"…|\b[A-Z]+(?::[A-Z]+)?\b|'X'")
 """Parts of a quoted message that vary: dots, and words in capitals."""
 
@@ -39,6 +40,11 @@ def message_sections() -> tuple[MessageSection, ...]:
 def section_named(name: str) -> MessageSection | None:
     """Return the section with an id."""
     return next((each for each in message_sections() if each.id == name), None)
+
+
+def in_terminal(text: str) -> str:
+    """Return a section without the targets of its links, which lead nowhere outside of the pages."""
+    return _LINK.sub(r"\1", text)
 
 
 def literals(quoted: str) -> list[str]:

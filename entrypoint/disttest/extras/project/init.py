@@ -87,7 +87,7 @@ def plan_files(folder: Path) -> tuple[NewFile, ...]:
         NewFile(
             path=WORKFLOW,
             text=_template("workflow.yml", tests=tests.as_posix(), project=_project_line(folder)),
-            meaning="runs the tests on GitHub; put your account in the place of `org`, and commit it",
+            meaning="runs the tests on GitHub; put the account that hosts disttest in the place of `org`, and commit it",
         ),
     )
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import cast
+from typing import NoReturn, cast
 
 import msgspec
 import pytest
@@ -28,6 +28,15 @@ from disttest.results.fold import Folding, RunResult, fold
 from disttest.results.journal import Journal
 from disttest.results.relay import hide_what_was_learned
 from disttest.runtime.controller.run_recorder import RunRecorder
+
+# pytest prints the module and the name of the class before the reason: `! _pytest.outcomes.Exit: REASON !`. Users know
+# neither.
+_Exit = type("disttest", (pytest.exit.Exception,), {"__module__": "builtins"})
+
+
+def leave_session(reason: str, exit_code: int) -> NoReturn:
+    """End pytest's session as ``pytest.exit`` does, which prints ``! disttest: REASON !``."""
+    raise _Exit(reason, exit_code)
 
 
 def end_run(

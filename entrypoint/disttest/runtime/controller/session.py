@@ -32,7 +32,7 @@ from disttest.runtime.controller import orders
 from disttest.runtime.controller.collect import describe_item, is_ordinary
 from disttest.runtime.controller.devices import Devices, make_devices, name_run, this_machine
 from disttest.runtime.controller.early_skips import known_skip
-from disttest.runtime.controller.ending import ExitBlockers, end_run
+from disttest.runtime.controller.ending import ExitBlockers, end_run, leave_session
 from disttest.runtime.controller.expand import WantedWorld, shape_of
 from disttest.runtime.controller.hazards import Hazards, HazardWatch
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left
@@ -386,7 +386,7 @@ class RunSession:
         """End the run before its first test, with a journal that contains the reason."""
         self._open_journal()
         self.reason = str(error)
-        pytest.exit(f"disttest: {error}", returncode=error.exit_code)
+        leave_session(str(error), error.exit_code)
 
     def _say(self, message: str) -> None:
         """Print a message now, and record it once the journal is open."""

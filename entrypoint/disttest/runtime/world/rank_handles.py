@@ -281,11 +281,13 @@ class Supervisor:
         """Append the stacks to the logs, and shorten the logs that exceed the limit."""
         for progress in attempt.ranks:
             log = self._log(progress)
+            # With a cause, the rank was ended before its deadline.
+            at_deadline = progress.hung and progress.ended_for is None
+            heading = "at the deadline" if at_deadline else "when it was ended"
             if progress.stacks:
-                heading = "at the deadline" if progress.hung else "when it was ended"
                 log.append(f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n")
             if progress.native:
-                log.append(f"\n{NATIVE_HEADING}{progress.rank} at the deadline]\n{progress.native}\n")
+                log.append(f"\n{NATIVE_HEADING}{progress.rank} {heading}]\n{progress.native}\n")
             self.logs.finish(progress.log)
 
     def record_exit(self, handle: RankProcessHandle, attempt: Attempt, *, at_s: float | None = None) -> None:
