@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-LIMITS_S = {"unit": 0.25}
+LIMITS_S = {"unit": 0.25, "core": 5.0, "integration": 5.0}
 """Processor time that a test below this folder of ``tests`` may take without a reason."""
 FAILS_ABOVE = 4
 """So many times its limit, a test without a reason fails."""
