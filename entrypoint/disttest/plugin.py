@@ -37,10 +37,9 @@ from disttest.runtime.controller.expand import expand, expand_late, make_ids_uni
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.ordinary import be_an_ordinary_process, run_ordinary
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
-from disttest.runtime.controller.quiet import quieten
+from disttest.runtime.controller.pytest_terminal import quieten, write_end
 from disttest.runtime.controller.session import RUN, RunSession, inherit_results
 from disttest.runtime.controller.session_options import ASKED, check_reports, has_asked
-from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import declare_marks, has_to_do_with_worlds
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda

@@ -6,7 +6,7 @@ import pytest
 
 from disttest.host.process import fork_child
 from disttest.model import Outcome
-from disttest.runtime.world import native
+from disttest.runtime.world import stacks
 
 pytestmark = pytest.mark.forked_runs
 
@@ -25,21 +25,21 @@ TESTS = """
 
 def test_they_are_in_the_log_of_the_rank(lab):
     longer_limit = (
-        "import disttest.runtime.world.native\n\ndisttest.runtime.world.native.NATIVE_STACKS_S = 20.0"
+        "import disttest.runtime.world.stacks\n\ndisttest.runtime.world.stacks.NATIVE_STACKS_S = 20.0"
     )
     ended = lab.write(test_hang=TESTS, conftest=longer_limit).run("test_hang.py", "--native-stacks", "true")
 
     result = ended.result("test_hangs")
     log = ended.log("test_hangs", 0)
     assert (Outcome.FAILED, 1) == (result.outcome, result.culprit)
-    assert f"{native.NATIVE_HEADING}0 at the deadline]" in log
+    assert f"{stacks.NATIVE_HEADING}0 at the deadline]" in log
     assert "libtorch_cpu.so" in log, log
 
 
 def test_they_are_taken_on_nodes_too(lab):
     """Each node's world has all settings of the run."""
     longer_limit = (
-        "import disttest.runtime.world.native\n\ndisttest.runtime.world.native.NATIVE_STACKS_S = 20.0"
+        "import disttest.runtime.world.stacks\n\ndisttest.runtime.world.stacks.NATIVE_STACKS_S = 20.0"
     )
     ended = lab.write(test_hang=TESTS, conftest=longer_limit).run(
         "run",
@@ -55,13 +55,13 @@ def test_they_are_taken_on_nodes_too(lab):
     )
 
     assert Outcome.FAILED == ended.result("test_hangs").outcome, ended.output
-    assert f"{native.NATIVE_HEADING}0 at the deadline]" in ended.log("test_hangs", 0)
+    assert f"{stacks.NATIVE_HEADING}0 at the deadline]" in ended.log("test_hangs", 0)
 
 
 def test_nobody_is_spied_on_unasked(lab):
     ended = lab.write(test_hang=TESTS).run("test_hang.py")
 
-    assert native.NATIVE_HEADING not in ended.log("test_hangs", 0)
+    assert stacks.NATIVE_HEADING not in ended.log("test_hangs", 0)
 
 
 @pytest.fixture
@@ -85,12 +85,12 @@ def test_a_spy_that_fails_says_so_in_time(tmp_path, monkeypatch, sleeper, script
     spy = tmp_path / "py-spy"
     spy.write_text(f"#!/bin/sh\n{script}\n")
     spy.chmod(0o755)
-    monkeypatch.setattr(native, "_find_py_spy", lambda: str(spy))
+    monkeypatch.setattr(stacks, "_find_py_spy", lambda: str(spy))
 
-    assert [told] == native.native_stacks([sleeper], limit_s=0.5)
+    assert [told] == stacks.native_stacks([sleeper], limit_s=0.5)
 
 
 def test_without_py_spy_the_log_says_how_to_get_it(monkeypatch, sleeper):
-    monkeypatch.setattr(native, "_find_py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "_find_py_spy", lambda: None)
 
-    assert ["py-spy is not installed: pip install 'dist-tests[native]'"] == native.native_stacks([sleeper])
+    assert ["py-spy is not installed: pip install 'dist-tests[native]'"] == stacks.native_stacks([sleeper])

@@ -7,7 +7,7 @@ from _pytest.terminal import TerminalReporter
 
 from disttest.cli.progress_mode import asks_for_terminal, choose_progress, runs_nothing, shows_output
 from disttest.reports.views import PlainView, RelayView
-from disttest.runtime.controller.quiet import DEFAULT_CHARS, QuietReporter
+from disttest.runtime.controller.pytest_terminal import DEFAULT_CHARS, QuietReporter
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from disttest.extras.cluster.client.conductor import ExpectedNode, JobLimits, Jo
 from disttest.extras.cluster.client.job_recorder import JobRecorder
 from disttest.extras.cluster.client.leasing import LeaseConductor
 from disttest.extras.cluster.limits import GOODBYE_S, SCHEDULERS_WORD_S
-from disttest.extras.cluster.node.lease_work import timings_journal
+from disttest.extras.cluster.node.work import timings_journal
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.cluster.protocol.wire import (

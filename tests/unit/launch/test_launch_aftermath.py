@@ -10,7 +10,7 @@ import pytest
 from sample_runs import SampleRun
 
 from disttest.errors import ExitCode
-from disttest.extras.container.aftermath import Aftermath, rebuild_left_run
+from disttest.extras.container.launching import Aftermath, rebuild_left_run
 from disttest.model import Cause, Outcome
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, Journal, read_events

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from disttest.extras.resident.parts_board import PartsBoard
+from disttest.extras.resident.parent import PartsBoard
 
 BROKEN, THERE = "broken_part_of_a_test", "part_of_a_test"
 

@@ -17,8 +17,7 @@ from disttest.extras.sanitizers.values.contents import differ, first_difference
 from disttest.extras.sanitizers.values.divergence import find_divergence
 from disttest.extras.sanitizers.values.trace import NOWHERE, Content, Role, TensorPlace, Trace, Trust
 from disttest.extras.sanitizers.values.trace_notes import Notes, read_tensor
-from disttest.extras.sanitizers.values.value_findings import ValueFindingKind
-from disttest.extras.sanitizers.values.value_judge import judge_values, limits_of
+from disttest.extras.sanitizers.values.value_judge import ValueFindingKind, judge_values, limits_of
 from disttest.extras.sanitizers.values.values_file import (
     FILE_NAME,
     ValuesFile,

@@ -1,7 +1,8 @@
 """Resident parent: import torch, pytest and the plugin, then fork a command for each connection.
 
 A fork reads the request, compares itself with a new process, and becomes the command, which forks the pytest process of
-its run. A run that has begun therefore continues, whatever happens to the parent.
+its run. A run that has begun therefore continues, whatever happens to the parent. Runs list the modules that they have
+imported on a shared board, and the parent imports these for the next run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import fcntl
 import importlib
 import io
+import mmap
 import os
 import signal
 import socket
@@ -17,7 +19,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -45,7 +47,6 @@ from disttest.extras.resident.messages import (
     receive_request,
     send_answer,
 )
-from disttest.extras.resident.parts_board import PartsBoard
 from disttest.extras.resident.terms import ForkTerms
 from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
 from disttest.host.event_loop import wait_any
@@ -57,6 +58,54 @@ from disttest.plugin_manager import plugin_manager
 from disttest.reports.write import load_reporters
 from disttest.runtime.controller.preload import LAZY_PARTS, load_torch
 from disttest.runtime.supervisor.standby import become, stand_by
+
+_SIZE = 1 << 16
+"""Bytes for names; names that do not fit are dropped."""
+
+
+class PartsBoard:
+    """Names of modules, one a line, in memory that a process shares with all its forks.
+
+    Two runs that end at the same time may overwrite each other's lines. A garbled line names no module, and later runs
+    note theirs again.
+    """
+
+    def __init__(self) -> None:
+        """Create an empty board."""
+        self._noted = mmap.mmap(-1, _SIZE)
+        self.imported: tuple[str, ...] = ()
+        """Names imported by :meth:`import_missing` in this process."""
+        self._refused: set[str] = set()
+
+    def note(self, names: Iterable[str]) -> None:
+        """Note those of the modules that this process has imported; the other processes see them immediately."""
+        known = self.noted()
+        new = (name for name in names if name in sys.modules and name not in known)
+        lines = "".join(f"{name}\n" for name in new).encode()
+        end = self._end()
+        if end + len(lines) < _SIZE:
+            self._noted[end : end + len(lines)] = lines
+
+    def noted(self) -> tuple[str, ...]:
+        """Return all names, in the order in which they were noted."""
+        return tuple(self._noted[: self._end()].decode(errors="replace").splitlines())
+
+    def missing(self) -> tuple[str, ...]:
+        """Return the noted names that this process has not imported."""
+        return tuple(name for name in self.noted() if name not in sys.modules and name not in self._refused)
+
+    def import_missing(self) -> None:
+        """Import the missing modules; one that cannot be imported is not tried again."""
+        for name in self.missing():
+            try:
+                importlib.import_module(name)
+                self.imported += (name,)
+            except Exception:  # noqa: BLE001 - a run that needs it reports the error
+                self._refused.add(name)
+
+    def _end(self) -> int:
+        return self._noted.find(b"\0")
+
 
 # A process that has only imported, not a pytest process that stays: state of an earlier run (modules, plugins, caches
 # of fixtures) cannot reach a later one.

@@ -43,9 +43,8 @@ from disttest.runtime.messages.protocol import (
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, RankEvidence, collect_evidence
 from disttest.runtime.world.logs import LogStore, RankLog
-from disttest.runtime.world.native import NATIVE_HEADING, native_stacks
 from disttest.runtime.world.rank_watch import RankWatch
-from disttest.runtime.world.stack_code import with_code
+from disttest.runtime.world.stacks import NATIVE_HEADING, native_stacks, with_code
 
 T = TypeVar("T")
 

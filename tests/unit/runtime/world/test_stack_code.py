@@ -1,6 +1,6 @@
 """The user's line below the innermost frame that is theirs."""
 
-from disttest.runtime.world.stack_code import with_code
+from disttest.runtime.world.stacks import with_code
 
 
 def frame(file, line, function):

@@ -29,8 +29,7 @@ from disttest.extras.cluster.limits import (
     NODE_ALIVE_S,
 )
 from disttest.extras.cluster.node.assignment import NodeAssignment
-from disttest.extras.cluster.node.lease_work import LeaseWork
-from disttest.extras.cluster.node.partition_work import PartitionWork
+from disttest.extras.cluster.node.work import LeaseWork, PartitionWork
 from disttest.extras.cluster.protocol.job import JobKind, JobSpec
 from disttest.extras.cluster.protocol.wire import (
     CLIENT_GONE,

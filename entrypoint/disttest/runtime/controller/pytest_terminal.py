@@ -1,8 +1,9 @@
-"""pytest's terminal reporter while the command shows the run: it prints only output that the command cannot show.
+"""pytest's terminal output: lines that explain its counts, and a quiet reporter while the command shows the run.
 
-Installed if the command has a view. Header, collection, warnings, durations and additions of other plugins are pytest's.
-Tests, failures and the last line are the command's, which reads them from the journal. Silencing a subclass, as
-terminal plugins do, keeps the reporter's counts for those plugins.
+The quiet reporter prints only output that the command cannot show. It is installed if the command has a view. Header,
+collection, warnings, durations and additions of other plugins are pytest's. Tests, failures and the last line are the
+command's, which reads them from the journal. Silencing a subclass, as terminal plugins do, keeps the reporter's
+counts for those plugins.
 """
 
 from __future__ import annotations
@@ -13,6 +14,40 @@ from typing import Any
 
 import pytest
 from _pytest.terminal import TerminalReporter
+
+from disttest.results.verdict import NOT_RUN
+from disttest.runtime.controller.run_recorder import RunRecorder
+
+
+def write_end(reporter: TerminalReporter, recorder: RunRecorder, *, without_worlds: str) -> None:
+    """List flaky tests, failed tests that torch's harness would have passed, and tests that it passes vacuously.
+
+    Args:
+        reporter: pytest's terminal reporter.
+        recorder: recorder of the run.
+        without_worlds: message for a green run that used no world; empty for any other run.
+    """
+    if recorder.nothing_ran:
+        reporter.line(f"disttest: {NOT_RUN}", yellow=True)
+    if without_worlds:
+        reporter.line(f"disttest: {without_worlds}", yellow=True)
+    flaky = recorder.flaky
+    if flaky:
+        reporter.section("flaky tests")
+        for line in flaky.values():
+            reporter.line(line)
+    green = recorder.false_greens
+    if green:
+        reporter.section("false greens avoided")
+        reporter.line(f"torch's own rules would have passed {len(green)} of the failed tests:")
+        for nodeid in green:
+            reporter.line(f"  {nodeid}")
+    if recorder.vacuous:
+        reporter.section("tests that torch passes vacuously here")
+        reporter.line("they are skipped: no rank of them would run on this machine")
+        for nodeid in recorder.vacuous:
+            reporter.line(f"  {nodeid}")
+
 
 NAME = "terminalreporter"
 DEFAULT_CHARS = "fE"

@@ -1,7 +1,13 @@
-"""Native frames of hanging ranks, read by py-spy. Opt-in, because py-spy stops the process and needs ptrace rights."""
+"""Stacks of hanging ranks: source lines of user code for Python's, and native frames.
+
+As Python does, the source line stands below the innermost frame of user code in each thread. Native frames are read by
+py-spy if the user asks for them, because py-spy stops the process and needs ptrace rights.
+"""
 
 from __future__ import annotations
 
+import linecache
+import re
 import shutil
 import sys
 import tempfile
@@ -10,6 +16,38 @@ from pathlib import Path
 
 from disttest.host.process import Child, end_all, spawn_child, wait_all
 from disttest.limits import NATIVE_STACKS_S, RANK_TERM_S
+from disttest.results.hang_findings import is_library
+
+_FRAME = re.compile(r'^  File "([^"]+)", line (\d{1,9}) in ')
+# Bytes of the largest file that is read; larger files are not written by hand.
+_MOST_READ = 4 * 1024 * 1024
+_LONGEST = 200
+
+
+def with_code(stacks: str) -> str:
+    """Add source lines while the files are available: reports are read on other machines."""
+    return "\n\n".join(_with_code(thread) for thread in stacks.split("\n\n"))
+
+
+def _with_code(thread: str) -> str:
+    lines = thread.splitlines()
+    for place, frame in enumerate(map(_FRAME.match, lines), 1):
+        if frame is not None and not is_library(frame[1]):
+            code = _code(Path(frame[1]), int(frame[2]))
+            return "\n".join([*lines[:place], *([f"    {code}"] if code else []), *lines[place:]])
+    return thread
+
+
+def _code(file: Path, line: int) -> str:
+    try:
+        if not file.is_file() or file.stat().st_size > _MOST_READ:
+            return ""
+    # A broken rank may have written anything as the path.
+    except (OSError, ValueError):
+        return ""
+    linecache.checkcache(str(file))
+    return linecache.getline(str(file), line).strip()[:_LONGEST]
+
 
 NATIVE_HEADING = "[disttest: native stacks of rank "
 _MOST_KEPT = 64 * 1024
