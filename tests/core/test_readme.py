@@ -64,6 +64,7 @@ class Newcomer:
         return said(text, folder or self.folder, self.environ)
 
 
+@pytest.mark.slow("installs into an empty environment")
 def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repository: Path) -> None:
     somebody = Newcomer(tmp_path)
     first_screen = blocks("README.md", "Your own tests")
@@ -82,6 +83,7 @@ def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repos
     assert where.startswith(str(tmp_path / "environment")), "not the working copy of the tests"
 
 
+@pytest.mark.slow("runs a bundled suite in three sizes")
 def test_a_suite_runs_from_a_clone_by_one_command(repository: Path) -> None:
     """In an environment that is there already; one file of the suite is enough."""
     (typed, _), _ = commands(blocks("README.md", "Try it"))
@@ -96,6 +98,7 @@ def test_a_suite_runs_from_a_clone_by_one_command(repository: Path) -> None:
         assert (repository / "results" / name).is_file()
 
 
+@pytest.mark.slow("builds a wheel and installs it")
 def test_the_wheel_installs_from_an_index_by_the_name_of_the_readme(tmp_path: Path, repository: Path) -> None:
     name = re.search(r"The distribution is called `([a-z-]+)`", (ROOT / "README.md").read_text())
     assert name, "the README names the distribution"

@@ -228,6 +228,7 @@ def test_a_name_that_does_not_exist(module_lab, strict) -> None:
     assert "test_nope" in ended.output
 
 
+@pytest.mark.slow("runs with and without the plugin, and both import torch")
 def test_without_the_plugin_torch_is_as_it_was(module_lab, strict) -> None:
     module_lab.write(
         test_untouched="""

@@ -68,6 +68,7 @@ def ours(ended) -> dict[str, bool]:
     }
 
 
+@pytest.mark.slow("runs the whole suite that starts processes")
 def test_suites_that_start_processes_in_tests(suites):
     with ThreadPoolExecutor() as beside:  # ours waits most of the time for the limits of what hangs
         own_run = beside.submit(own_way, suites, "spawn", "launcher", "classes")
@@ -111,6 +112,7 @@ def test_a_pool_for_the_session(suites):
     assert "--isolate-files has no effect where a conftest or plugin has started processes" in ended.output
 
 
+@pytest.mark.slow("compares with torchrun, whose ranks each import torch")
 def test_a_suite_for_torchrun(suites):
     torchrun = (
         "-m",

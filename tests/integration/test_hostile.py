@@ -33,6 +33,7 @@ def _run(trial: Trial, folder: Path) -> None:
     check_results_below(folder)
 
 
+@pytest.mark.slow("each case is a list of runs")
 @pytest.mark.parametrize("trial", all_trials(), ids=str)
 def test_hostile(trial: Trial, ended: dict[str, Future[None]]) -> None:
     ended[trial.id].result()

@@ -63,6 +63,7 @@ def test_delays_differ_by_rank_and_are_the_same_again(lab):
     assert naps[0][0].split()[1:] != naps[0][1].split()[1:]
 
 
+@pytest.mark.slow("measures with tens of runs")
 def test_a_deterministic_failure_is_not_called_flaky(lab):
     lab.write(test_mine="def test_x():\n    assert False\n\ndef test_y():\n    pass\n")
     ended = lab.run(
@@ -75,6 +76,7 @@ def test_a_deterministic_failure_is_not_called_flaky(lab):
     assert "cause: deterministic" in ended.output
 
 
+@pytest.mark.slow("measures with tens of runs")
 def test_the_polluter_is_found_and_the_printed_command_fails(lab):
     test = """
         LEFT = []

@@ -11,6 +11,7 @@ INSTALLED = "Install"
 PAGES = ("tutorial", "good-tests", "debug-a-hang", "marks", "replay", "triage")
 
 
+@pytest.mark.slow("runs each command of a page")
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_says_what_is_printed(lab, page):
     titles = [title for title in titles_with_commands(f"docs/{page}.md") if title != INSTALLED]

@@ -123,6 +123,7 @@ def test_plain_pytest_without_disttest_knows_no_quarantine(lab):
     assert "1 failed" in process.communicate(timeout=120)[0]
 
 
+@pytest.mark.slow("runs each command of the page")
 def test_the_page_says_what_is_printed(lab):
     check_page("docs/flaky-tests.md", "Live with flaky tests", lab)
     check_page("docs/flaky-tests.md", "Entries that should go", lab)
