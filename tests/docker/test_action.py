@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -13,7 +14,8 @@ from junitparser import JUnitXml
 from launched_job import Job, put_on_path
 from launching import ours
 
-from disttest.extras.github_action.step import INPUTS
+from disttest.errors import UsageError
+from disttest.extras.github_action.step import INPUTS, step_arguments
 
 HOSTILE = "$(touch hacked) `touch hacked`; touch hacked\n\"'${{ github.token }} && touch hacked"
 WRITES_OUTPUTS = """
@@ -170,15 +172,41 @@ def test_in_place_refused(job: Job, choice: str, message: str) -> None:
     assert {step.outcome for step in list(done.steps.values())[1:]} == {"skipped"}
 
 
+def reach_the_container() -> list[str]:
+    """Inputs whose hostile text neither the step nor ``disttest launch`` reads: it is a flag of the command inside."""
+    found = []
+    for one in INPUTS["run"]:
+        with contextlib.suppress(UsageError):
+            words = step_arguments("run", {"suite": "program.py", one.name: HOSTILE}, in_place=False)
+            if f"--{one.name}={HOSTILE}" in words[words.index("run") :]:
+                found.append(one.name)
+    return found
+
+
 def test_hostile_text_in_any_input_is_text(job: Job) -> None:
     program = job.script("import sys, json; print('argv', json.dumps(sys.argv[1:]))")
     before = snapshot(job.workspace)
-    for one in INPUTS["run"]:
-        inputs = {"suite": program, one.name.replace("-", "_"): HOSTILE}
-        done = job.run(**inputs)
-        assert "hacked" not in {path.name for path in job.workspace.rglob("*")}, one.name
-        assert "${{ github.token }}" in done.log or done.exit_code in (0, 4, 8, 127), (one.name, done.log)
-        assert "Traceback" not in done.log, (one.name, done.log)
+    elsewhere = reach_the_container()
+    for name in [one.name for one in INPUTS["run"] if one.name not in elsewhere]:
+        done = job.run(**{"suite": program, name.replace("-", "_"): HOSTILE})
+        assert "hacked" not in {path.name for path in job.workspace.rglob("*")}, name
+        assert "${{ github.token }}" in done.log or done.exit_code in (0, 4, 8, 127), (name, done.log)
+        assert "Traceback" not in done.log, (name, done.log)
+    assert before <= snapshot(job.workspace)
+
+
+def test_hostile_texts_of_all_other_inputs_reach_the_container_as_they_are(job: Job) -> None:
+    names = reach_the_container()
+    before = snapshot(job.workspace)
+    program = job.script("import os; print('flags', os.environ['PROBE_FLAGS'])")
+
+    done = job.run(suite=program, **{name.replace("-", "_"): HOSTILE for name in names})
+
+    assert done.exit_code == 0, done.log
+    flags = json.loads(done.log.split("flags ")[1])
+    assert {f"--{name}={HOSTILE}" for name in names} <= {*flags}
+    assert "hacked" not in {path.name for path in job.workspace.rglob("*")}
+    assert "Traceback" not in done.log
     assert before <= snapshot(job.workspace)
 
 
