@@ -232,31 +232,47 @@ def test_a_signal_while_tests_are_collected_cancels_the_run(lab: Lab) -> None:
 
 
 LATE = """
-    import time
+    import pathlib
     import pytest
 
     pytestmark = pytest.mark.world_size(2)
-    time.sleep(1.1)
+    pathlib.Path("collecting").touch()
 
     def test_never_starts(world):
         pass
 """
+CLOCK_OF_THE_TEST = """
+import pathlib, sys
+from disttest.extras.cluster.client import cluster_session
+from disttest.cli.main import main
+
+class clock:
+    monotonic = staticmethod(lambda: 600.0 if pathlib.Path("collecting").exists() else 0.0)
+
+cluster_session.time = clock
+del sys.argv[1:4]
+main()
+"""
+"""The command with a clock that reaches the deadline when the tests are collected, however long that takes."""
 
 
 def test_the_deadline_counts_while_tests_are_collected(lab: Lab) -> None:
     """As in a run on this machine: nothing begins after it."""
     lab.write(test_late=LATE)
     ended = lab.run(
-        *("test_late.py", "--launcher", "local", "--nodes", "2", "--deadline", "1"),
+        *("test_late.py", "--launcher", "local", "--nodes", "2", "--deadline", "600"),
+        wrapper=(lab.python, "-c", CLOCK_OF_THE_TEST),
         DISTTEST_NODE_COMMAND="touch started",
     )
 
-    assert (ended.exit_code, ended.run.reason) == (124, "the deadline of the run (1 s) passed"), ended.output
+    assert (ended.exit_code, ended.run.reason) == (124, "the deadline of the run (600 s) passed"), (
+        ended.output
+    )
     assert not (lab.folder / "started").exists()
     (test,) = ended.run.tests
     assert (
         test.final.message
-        == "did not start: its job ended before: cancelled: the deadline of the run (1 s) passed"
+        == "did not start: its job ended before: cancelled: the deadline of the run (600 s) passed"
     )
     assert "did not start" in (ended.results / "junit.xml").read_text()
 
