@@ -29,7 +29,6 @@ RUN /opt/disttest/bin/python -m pip install --require-hashes --only-binary :all:
 COPY pyproject.toml README.md ./
 COPY entrypoint entrypoint
 COPY suites suites
-COPY docs/errors.md docs/
 RUN /opt/disttest/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 

@@ -131,6 +131,7 @@ soak: $(READY)
 docs: $(READY)
 	$(BIN)/python tools/suites_doc.py
 	$(BIN)/python tools/verdicts_doc.py
+	$(BIN)/python tools/messages_doc.py
 	$(BIN)/python tools/command_doc.py
 	$(BIN)/python tools/marks_doc.py
 	$(BIN)/python tools/features_doc.py

@@ -44,7 +44,7 @@ def missing_of_checks() -> Iterator[str]:
     titles = set(re.findall(r"^### ([\w-]+)$", page("errors.md"), re.MULTILINE))
     for known in MACHINE_ADVICE.slugs:
         if known not in titles:
-            yield f"advice {known}: add a section `### {known}` to docs/errors.md"
+            yield f"advice {known}: add a section `### {known}` to the messages.md of its plugin"
     source = inspect.getsource(machine_checks)
     for name in re.findall(
         r"^def (_\w+)\(\w+: (?:GpuMachine|Gpu)\b.*\) -> DeviceFinding:", source, re.MULTILINE

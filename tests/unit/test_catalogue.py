@@ -72,7 +72,7 @@ def test_every_test_of_the_suites_says_what_it_asserts(script):
 
 
 @pytest.mark.slow("reads all suites")
-@pytest.mark.parametrize("page", ["suites", "verdicts", "command", "marks", "features"])
+@pytest.mark.parametrize("page", ["suites", "verdicts", "command", "marks", "features", "messages"])
 def test_a_page_that_is_made_is_up_to_date(page, script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [f"{page}_doc.py", "--check"])
     assert script(f"{page}_doc").main() == 0, capsys.readouterr().out

@@ -213,9 +213,11 @@ def test_the_package_is_complete_and_the_same_each_time(release: Runner) -> None
     first = {path.name: path.read_bytes() for path in dist.iterdir()}
     assert set(first) == names
     with zipfile.ZipFile(dist / f"dist_tests-{VERSION}-py3-none-any.whl") as wheel:
-        assert {"disttest/plugin.py", "disttest/suites/ddp/__init__.py", "disttest/errors.md"} <= set(
-            wheel.namelist()
-        )
+        assert {
+            "disttest/plugin.py",
+            "disttest/suites/ddp/__init__.py",
+            "disttest/results/messages.md",
+        } <= set(wheel.namelist())
     with tarfile.open(dist / f"dist_tests-{VERSION}.tar.gz") as sources:
         assert f"dist_tests-{VERSION}/pyproject.toml" in sources.getnames()
     run_job(release, "package")

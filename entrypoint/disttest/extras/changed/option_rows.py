@@ -23,7 +23,7 @@ def _is_revision(word: str) -> bool:
 CHANGED = Option(
     name="changed",
     type=Type(form="REV", bare=MERGE_BASE, follows=_is_revision),
-    help="Run only the tests that changes since REV can affect, and record what each test uses.",
+    help="Run only the tests that changes since REV can affect, and record the parts that each test uses.",
     commands=_COMMANDS,
     inputs=("run", "plan"),
     otherwise="all tests run; without REV, since the branch left the default branch",

@@ -1,22 +1,29 @@
-"""The page of messages: an id, the quoted messages and the advice of each section. The page is its only source."""
+"""Messages: an id, the quoted messages, their meaning and the next step of each section.
+
+``messages.md`` of the core and of each plugin is their only source; docs/errors.md has all of them on one page.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+import click
 
 import disttest
 
 _SECTION = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
+_WIDEST = 100
 _VARIES = re.compile(r"…|\b[A-Z]+(?::[A-Z]+)?\b|'X'")
 """Parts of a quoted message that vary: dots, and words in capitals."""
 
 
 class MessageSection(NamedTuple):
-    """A section of the page."""
+    """A section: what its messages mean, and the next step."""
 
     id: str
     text: str
@@ -30,11 +37,10 @@ class MessageSection(NamedTuple):
 
 @cache
 def message_sections() -> tuple[MessageSection, ...]:
-    """Read the page, from the installed package or the checkout; empty if it is not there."""
-    package = Path(disttest.__file__).parent
-    pages = (package / "errors.md", package.parents[1] / "docs" / "errors.md")
-    page = next((page.read_text(encoding="utf-8") for page in pages if page.is_file()), "")
-    return tuple(MessageSection(name, text.strip()) for name, text in _SECTION.findall(page))
+    """Read all sections."""
+    files = sorted(Path(disttest.__file__).parent.rglob("messages.md"))
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return tuple(MessageSection(name, section.strip()) for name, section in _SECTION.findall(text))
 
 
 def section_named(name: str) -> MessageSection | None:
@@ -43,8 +49,11 @@ def section_named(name: str) -> MessageSection | None:
 
 
 def in_terminal(text: str) -> str:
-    """Return a section without the targets of its links, which lead nowhere outside of the pages."""
-    return _LINK.sub(r"\1", text)
+    """Return a section for a terminal: wrapped, without marks, and without the targets of links, which lead nowhere there."""
+    plain = _LINK.sub(r"\1", text).replace("**", "")
+    quotes, _, rest = plain.partition("\n\n") if plain.startswith("`") else ("", "", plain)
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    return f"{quotes}\n\n{click.wrap_text(rest, width, preserve_paragraphs=True)}".lstrip("\n")
 
 
 def literals(quoted: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Advice for known messages: the tables, and the one of broken machines (CUDA, NVML, NCCL, torch, container engines).
 
-Every slug has its entry in docs/errors.md.
+Every slug has its section in a ``messages.md``.
 """
 
 from __future__ import annotations
