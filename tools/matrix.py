@@ -83,6 +83,7 @@ CHECKS = (
         "deadlocks, sanitizers, replay, chaos",
         integration("deadlock", "sanitize_order", "replay", "chaos"),
     ),
+    Check("changed", "which functions a test uses, by the recorder of each Python", integration("changed")),
 )
 
 

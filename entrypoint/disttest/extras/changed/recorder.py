@@ -33,60 +33,80 @@ _HARMLESS = frozenset(
     ("git", "uname", "cc", "c++", "gcc", "g++", "ld", "ldconfig", "nvidia-smi", "lscpu", "nproc")
 )
 """Programs that run no code of the project."""
-_TOOL = 3
-"""A tool of ``sys.monitoring`` that Python has reserved for none."""
+_TOOL, _OWNER = 3, "disttest"
+"""A tool of ``sys.monitoring`` that Python has reserved for none, and the name under which it is used here."""
 
 
 class Tracer:
     """Calls a function with each Python function that starts, in every thread.
 
     Args:
-        on_start: receives the code.
-        once: whether one call for each function and :meth:`start` is enough.
+        on_start: receives the code; returns whether it must receive the same code again before the next :meth:`start`.
     """
 
     # sys.monitoring turns itself off for a function that it has reported, and costs nothing from then on.
     # Before Python 3.12 a trace function, which coverage and debuggers need for themselves: they have precedence. A profile
     # function would leave it to them, but an audit hook together with one crashes CPython 3.11.2 in a garbage collection.
-    def __init__(self, on_start: Callable[[CodeType], None], *, once: bool) -> None:
-        def on_event(frame: FrameType, _event: str, _argument: object) -> None:
-            on_start(frame.f_code)  # of calls only: None asks for no events of lines
-
-        def on_code(code: CodeType, _offset: int) -> object:
-            on_start(code)
-            return sys.monitoring.DISABLE if once else None  # type: ignore[attr-defined,unused-ignore]
-
-        self._on_event, self._on_code = on_event, on_code
-
     if sys.version_info >= (3, 12):
+
+        def __init__(self, on_start: Callable[[CodeType], bool]) -> None:
+            # A process may end while a test runs, and the modules are gone when its last functions start.
+            disable = sys.monitoring.DISABLE
+
+            def on_code(code: CodeType, _offset: int) -> object:
+                return None if on_start(code) else disable
+
+            self._on_code = on_code
 
         def start(self) -> None:
             """Begin, or report functions again that were reported before."""
             monitoring = sys.monitoring
             if monitoring.get_tool(_TOOL) is None:
-                monitoring.use_tool_id(_TOOL, "disttest")
-            events = monitoring.events.PY_START | monitoring.events.PY_RESUME
-            monitoring.register_callback(_TOOL, monitoring.events.PY_START, self._on_code)
-            monitoring.register_callback(_TOOL, monitoring.events.PY_RESUME, self._on_code)
-            monitoring.set_events(_TOOL, events)
-            monitoring.restart_events()
+                monitoring.use_tool_id(_TOOL, _OWNER)
+            if monitoring.get_tool(_TOOL) == _OWNER:
+                self._report(self._on_code)
+                monitoring.restart_events()
 
         def stop(self) -> bool:
             """End; return whether all calls were reported."""
-            intact = sys.monitoring.get_tool(_TOOL) == "disttest" and bool(sys.monitoring.get_events(_TOOL))
+            if sys.monitoring.get_tool(_TOOL) != _OWNER:
+                return False
+            intact = bool(sys.monitoring.get_events(_TOOL))
+            self._report(None)  # a tool that is only freed is still called (Python 3.12, 3.13)
             sys.monitoring.free_tool_id(_TOOL)
             return intact
 
+        def _report(self, on_code: Callable[[CodeType, int], object] | None) -> None:
+            events = sys.monitoring.events
+            for event in (events.PY_START, events.PY_RESUME):
+                sys.monitoring.register_callback(_TOOL, event, on_code)
+            sys.monitoring.set_events(_TOOL, events.PY_START | events.PY_RESUME if on_code else 0)
+
     else:
+
+        def __init__(self, on_start: Callable[[CodeType], bool]) -> None:
+            reported: dict[str, set[str]] = defaultdict(set)
+
+            def on_event(frame: FrameType, _event: str, _argument: object) -> None:
+                # Every call costs this, so a function that was reported returns early. It is known by its names: id() and each
+                # attribute of a frame call the audit hook, and the hash of a code object covers all its constants.
+                code = frame.f_code
+                if code.co_qualname not in reported[code.co_filename] and not on_start(code):
+                    reported[code.co_filename].add(code.co_qualname)
+                # Of calls only: None asks for no events of lines.
+
+            self._on_event, self._reported = on_event, reported
 
         def start(self) -> None:
             """Begin, or report functions again that were reported before."""
+            self._reported.clear()
             if sys.gettrace() is None:
                 threading.settrace(self._on_event)
                 sys.settrace(self._on_event)
 
         def stop(self) -> bool:
             """End; return whether all calls were reported: another trace function may be set, or may have been."""
+            self._reported.clear()
             if sys.gettrace() is not self._on_event:
                 return False
             sys.settrace(None)
@@ -121,7 +141,8 @@ class Watch:
 
     def __init__(self, root: str, *, once: bool) -> None:
         self.files = ProjectFiles(root)
-        self.tracer = Tracer(self.on_start, once=once)
+        self.tracer = Tracer(self.on_start)
+        self._once = once
 
     def begin(self) -> None:
         """Start watching this process."""
@@ -133,11 +154,12 @@ class Watch:
         _watching.clear()
         return self.tracer.stop()
 
-    def on_start(self, code: CodeType) -> None:
-        """Receive a function that starts."""
+    def on_start(self, code: CodeType) -> bool:
+        """Receive a function that starts; return whether its next start counts, too."""
         file = self.files[code.co_filename]
         if file:
             self.use(ALL_PYTHON if file == _SPAWN else (file, code.co_qualname))
+        return bool(file) and not self._once
 
     def use(self, unit: Unit) -> None:
         """Receive a part of the project that is used."""
@@ -285,7 +307,7 @@ def _audit(watch: Watch) -> None:
 
 
 def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if not _watching or event not in _EVENTS:
+    if event not in _EVENTS or not _watching:
         return
     watch = _watching[0]
     match event:
