@@ -54,13 +54,13 @@ FAILS = """
 
 
     def fail(where):
-        wanted, _, how = os.environ.get("FAILS_IN", "").partition(":")
+        wanted, _, how = os.environ.get("PYTEST_FAILS_IN", "").partition(":")
         if wanted == where:
             raise SystemExit(0) if how == "exit" else ValueError(f"planted in {where}")
 
 
     def fail_once(where):
-        if os.environ.get("FAILS_IN") == where and not os.path.exists("failed"):
+        if os.environ.get("PYTEST_FAILS_IN") == where and not os.path.exists("failed"):
             open("failed", "x").close()
             raise ValueError(f"planted in {where}")
 
@@ -201,7 +201,7 @@ FAILS = """
         result = yield
         fail("judge_attempt")
         fail_once("judge_once")
-        return None if os.environ.get("FAILS_IN") == "judge_type" else result
+        return None if os.environ.get("PYTEST_FAILS_IN") == "judge_type" else result
 
 
     @hookimpl
@@ -246,7 +246,7 @@ FAILS = """
 
             def look(self, attempt):
                 fail("look")
-                if os.environ.get("FAILS_IN") != "standstill" or not attempt.ranks[0].noted:
+                if os.environ.get("PYTEST_FAILS_IN") != "standstill" or not attempt.ranks[0].noted:
                     return None
                 section = Section(title="clocks", lines=("rank 0 has stopped",))
                 return HangCause(
@@ -305,7 +305,10 @@ def lab(tmp_path: Path, python: Path) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def failing_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with a plugin that fails where the variable FAILS_IN says."""
+    """An environment with a plugin that fails where the variable PYTEST_FAILS_IN says.
+
+    A fork server takes runs with any variables of pytest.
+    """
     folder = tmp_path_factory.mktemp("failing") / "venv"
     interpreter = make_environment(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -317,9 +320,13 @@ def failing_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
+BEFORE_A_FORK = ("addreporters", "import")
+"""Places that a fork server has passed when it forks a run."""
+
+
 @pytest.fixture
 def failing(tmp_path: Path, failing_python: Path) -> Lab:
-    return Lab(tmp_path, python=str(failing_python)).write(test_calls=TESTS)
+    return Lab(tmp_path, python=str(failing_python), forks=True).write(test_calls=TESTS)
 
 
 def test_a_sanitizer_of_a_package_fails_a_test_and_every_report_has_its_section(lab):
@@ -452,7 +459,7 @@ def test_a_field_of_the_options_is_set_by_one_plugin(failing):
     ],
 )
 def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(failing, where, hook):
-    ended = failing.run("run", "test_calls.py", "-k", "one", "--retries", "1", FAILS_IN=where)
+    ended = failing.run("run", "test_calls.py", "-k", "one", "--retries", "1", PYTEST_FAILS_IN=where)
 
     assert ExitCode.FAILED == ended.exit_code
     one = ended.result("test_one")
@@ -479,7 +486,6 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
         ("worlds_begin", "disttest_worlds_begin"),
         ("world_ended", "disttest_world_ended"),
         ("modify_tests", "disttest_modify_tests"),
-        ("addreporters", "disttest_addreporters"),
         ("report_tables", "disttest_report_tables"),
         ("prepare_run", "disttest_prepare_run"),
         ("leaves_tests", "disttest_leaves_tests"),
@@ -492,16 +498,24 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
     ],
 )
 def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing, where, hook):
-    ended = failing.run("run", "test_calls.py", "-k", "one", FAILS_IN=where)
+    ended = failing.run("run", "test_calls.py", "-k", "one", PYTEST_FAILS_IN=where)
 
     assert ExitCode.PASSED != ended.exit_code
     assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in ended.output
 
 
+def test_a_plugin_that_fails_to_add_reporters_is_named_and_the_run_is_not_green(failing):
+    failing.forks = False
+    ended = failing.run("run", "test_calls.py", "-k", "one", PYTEST_FAILS_IN="addreporters")
+
+    assert ExitCode.PASSED != ended.exit_code
+    assert "plugin fails failed in disttest_addreporters: ValueError: planted in addreporters" in ended.output
+
+
 def test_a_plugin_that_fails_to_say_what_a_hanging_rank_called_is_named_in_its_log(failing):
     failing.write(test_waits=WAITS)
 
-    ended = failing.run("run", "test_waits.py", "--timeout", "2", FAILS_IN="calls_of_rank")
+    ended = failing.run("run", "test_waits.py", "--timeout", "2", PYTEST_FAILS_IN="calls_of_rank")
 
     result = ended.result("test_standstill")
     assert "timed out after 2 s" in result.message
@@ -527,7 +541,7 @@ HOSTED = """
 def test_a_watch_that_fails_over_ranks_of_a_class_is_named_and_the_test_does_not_pass(failing):
     failing.write(test_hosted=HOSTED)
 
-    one = failing.run("run", "test_hosted.py", FAILS_IN="look").result("test_one")
+    one = failing.run("run", "test_hosted.py", PYTEST_FAILS_IN="look").result("test_one")
 
     assert (Outcome.ERROR, Cause.PLUGIN) == (one.outcome, one.cause)
     assert "plugin fails failed in disttest_watch_ranks: ValueError: planted in look" in one.message
@@ -536,7 +550,7 @@ def test_a_watch_that_fails_over_ranks_of_a_class_is_named_and_the_test_does_not
 def test_a_plugin_that_fails_while_a_failure_is_written_is_named(failing):
     failing.write(test_fails="def test_one():\n    assert 0\n")
 
-    ended = failing.run("run", "test_fails.py", FAILS_IN="further_commands")
+    ended = failing.run("run", "test_fails.py", PYTEST_FAILS_IN="further_commands")
 
     assert ExitCode.FAILED == ended.exit_code
     assert "plugin fails failed in disttest_further_commands: ValueError: planted" in ended.output
@@ -560,7 +574,7 @@ WAITS = """
 def test_a_watch_of_a_plugin_ends_a_test_before_its_limit_and_every_report_has_its_words(failing):
     failing.write(test_waits=WAITS)
 
-    ended = failing.run("run", "test_waits.py", FAILS_IN="standstill")
+    ended = failing.run("run", "test_waits.py", PYTEST_FAILS_IN="standstill")
 
     result = ended.result("test_standstill")
     assert (Outcome.FAILED, "standstill: rank 0 waits", 0) == (result.outcome, result.message, result.culprit)
@@ -652,7 +666,8 @@ def test_a_process_with_other_plugins_runs_no_test(lab):
 
 @pytest.mark.parametrize("where", ["addreporters", "report_tables", "judge_attempt", "after_test", "import"])
 def test_a_plugin_that_leaves_the_process_with_0_makes_no_run_green(failing, where):
-    ended = failing.run("run", "test_calls.py", "-k", "one", FAILS_IN=f"{where}:exit")
+    failing.forks = where not in BEFORE_A_FORK
+    ended = failing.run("run", "test_calls.py", "-k", "one", PYTEST_FAILS_IN=f"{where}:exit")
 
     assert ExitCode.PASSED != ended.exit_code
     assert "plugin fails" in ended.output
@@ -660,9 +675,11 @@ def test_a_plugin_that_leaves_the_process_with_0_makes_no_run_green(failing, whe
 
 
 def test_a_verdict_that_is_none_and_a_facet_that_cannot_be_read_are_errors_of_the_test(failing):
-    no_verdict = failing.run("run", "test_calls.py", "-k", "one", FAILS_IN="judge_type").result("test_one")
+    no_verdict = failing.run("run", "test_calls.py", "-k", "one", PYTEST_FAILS_IN="judge_type").result(
+        "test_one"
+    )
     no_facet = failing.run(
-        "run", "test_calls.py", "-k", "one", FAILS_IN="read_facet", results="facet"
+        "run", "test_calls.py", "-k", "one", PYTEST_FAILS_IN="read_facet", results="facet"
     ).result("test_one")
 
     assert (Outcome.ERROR, Cause.PLUGIN) == (no_verdict.outcome, no_verdict.cause)
@@ -672,8 +689,8 @@ def test_a_verdict_that_is_none_and_a_facet_that_cannot_be_read_are_errors_of_th
 
 
 def test_a_plugin_that_cannot_be_imported_is_told_in_a_line_and_left_out_of_every_command(failing):
-    broken = failing.run("doctor", "--help", FAILS_IN="import")
-    without = failing.run("doctor", "-p", "no:fails", "--help", FAILS_IN="import")
+    broken = failing.run("doctor", "--help", PYTEST_FAILS_IN="import")
+    without = failing.run("doctor", "-p", "no:fails", "--help", PYTEST_FAILS_IN="import")
 
     assert ExitCode.INTERNAL == broken.exit_code
     assert 1 == len(broken.output.splitlines()), broken.output
