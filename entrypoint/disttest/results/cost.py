@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapreplace
 
 from msgspec import structs
 
-from disttest.model import Batch, Frozen, Isolation, ShardSpan, WorldShape
+from disttest.model import Batch, Frozen, Isolation, WorldShape
 from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
-from disttest.results.fold import RunResult, WorldSpan
+from disttest.results.fold import RunResult
+from disttest.results.makespan import (
+    are_gpus,
+    beside_bound_s,
+    counted_worlds,
+    least_of_part_s,
+    parts_of,
+    work_of,
+)
 
 SIMULATED_WORLDS = 2_000
 """Up to this many worlds, one slot more or fewer is simulated; above, its effect is estimated from the bound."""
@@ -64,7 +72,7 @@ class Cost(Frozen):
 
 def costs_of(run: RunResult) -> tuple[Cost, ...]:
     """Compute the cost for each kind of slot; there are two if shards with and without GPUs were merged."""
-    parts = _parts(run)
+    parts = parts_of(run)
     if len(parts) == 1:
         return (cost_of(run),)
     costs = map(cost_of, parts)
@@ -82,9 +90,9 @@ def cost_of(run: RunResult) -> Cost:
             if attempt.world_id:
                 # Retries count too: they used the slots.
                 in_tests_s[attempt.world_id] = in_tests_s.get(attempt.world_id, 0.0) + attempt.duration_s
-    counted = _counted(run)
-    worlds = _work(counted, run)
-    beside_s = _beside_bound_s(run)
+    counted = counted_worlds(run)
+    worlds = work_of(counted, run)
+    beside_s = beside_bound_s(run)
     held_s = sum(seconds * width for seconds, width in worlds)
     used_s = sum(
         min(in_tests_s.get(world.world_id, 0.0), seconds) * width
@@ -92,7 +100,7 @@ def cost_of(run: RunResult) -> Cost:
     )
     makespan_s, offered_s = _window(run)
     more_s, fewer_s = _what_if(run, worlds, beside_s, makespan_s)
-    unit = "GPU" if _on_gpus(run.cpu_slots, run.worlds) else "CPU slot"
+    unit = "GPU" if are_gpus(run.cpu_slots, run.worlds) else "CPU slot"
     return Cost(
         unit=unit,
         slots=run.slots,
@@ -100,72 +108,11 @@ def cost_of(run: RunResult) -> Cost:
         startup_slot_s=held_s - used_s,
         idle_slot_s=max(0.0, offered_s - held_s),
         makespan_s=makespan_s,
-        lower_bound_s=_least_makespan_s(run),
+        lower_bound_s=least_of_part_s(run),
         runners="runner" if run.shards else unit,
         with_one_more_s=more_s,
         with_one_fewer_s=fewer_s,
     )
-
-
-def least_makespan_s(run: RunResult) -> float:
-    """Return the lower bound of the makespan of these worlds and ordinary tests, each kind of slot on its own."""
-    return max(map(_least_makespan_s, _parts(run)))
-
-
-def _parts(run: RunResult) -> list[RunResult]:
-    """Return the run, or its shards with GPUs and those without."""
-    worlds: dict[str, list[WorldSpan]] = {}
-    for world in run.worlds if run.shards else ():
-        worlds.setdefault(world.world_id.partition("/")[0], []).append(world)
-    kinds: dict[bool, list[ShardSpan]] = {True: [], False: []}
-    for shard in run.shards:
-        kinds[_on_gpus(shard.cpu_slots, worlds.get(shard.label, ()))].append(shard)
-    # All shards are of one kind, so one sum describes them.
-    if not all(kinds.values()):
-        return [run]
-    return [
-        structs.replace(
-            run,
-            shards=tuple(shards),
-            worlds=tuple(world for shard in shards for world in worlds.get(shard.label, ())),
-            slots=sum(shard.slots for shard in shards),
-            cpu_slots=sum(shard.cpu_slots for shard in shards),
-        )
-        for shards in kinds.values()
-    ]
-
-
-def _on_gpus(cpu_slots: int, worlds: Iterable[WorldSpan]) -> bool:
-    """Whether the slots are GPUs; a machine with GPUs may run tests without them."""
-    return bool(cpu_slots) or any(world.on_gpus for world in worlds)
-
-
-def _least_makespan_s(run: RunResult) -> float:
-    ordinary_s = 0.0
-    if not run.shards:
-        attempts = (attempt for test in run.tests for attempt in test.attempts)
-        ordinary_s = sum(attempt.duration_s for attempt in attempts if not attempt.world_id)
-    return max(lower_bound_s(_work(_counted(run), run), run.slots), _beside_bound_s(run), ordinary_s)
-
-
-def _counted(run: RunResult) -> list[WorldSpan]:
-    """List the worlds whose slots the cost counts."""
-    return [world for world in run.worlds if not run.is_beside(world)]
-
-
-def _beside_bound_s(run: RunResult) -> float:
-    """Return the minimum time that worlds on the CPU need in a run on GPUs."""
-    return lower_bound_s(_work(filter(run.is_beside, run.worlds), run), run.cpu_slots)
-
-
-def _work(worlds: Iterable[WorldSpan], run: RunResult) -> list[tuple[float, int]]:
-    """List seconds and width of each world."""
-    return [(_length_s(world, run), len(world.slots)) for world in worlds]
-
-
-def _length_s(world: WorldSpan, run: RunResult) -> float:
-    ended_at_s = run.ended_at_s if world.ended_at_s is None else world.ended_at_s
-    return max(0.0, ended_at_s - world.started_at_s)
 
 
 def _window(run: RunResult) -> tuple[float, float]:
