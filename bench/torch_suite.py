@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 from cuda_environment import cuda_environment
 from stopwatch import Stopwatch
 
-from disttest.reports.costs import cost_lines
+from disttest.plugins.costs.lines import cost_lines
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
 from tests.compat import harness

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from disttest.outgoing import OutputFilter
     from disttest.planning.timings import Sample, WorldStart
     from disttest.reports.past_runs import PastRun
-    from disttest.reports.reporter import Reporter, ReportTable
+    from disttest.reports.reporter import Reporter, ReportFacts, ReportTable
     from disttest.results.fold import RunResult
     from disttest.results.repeat import Run
     from disttest.runtime.controller.devices import Devices
@@ -290,6 +290,15 @@ def disttest_reports_written(results: Path) -> None:
 @hookspec
 def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
     """Command, whenever a run is shown: return tables about the whole run, for the terminal, the summary and the HTML page.
+
+    Args:
+        run: result of the run.
+    """
+
+
+@hookspec
+def disttest_report_facts(run: RunResult) -> Sequence[ReportFacts]:
+    """Command, whenever a run is shown: return named facts about the whole run, for the terminal, the summary and the HTML page.
 
     Args:
         run: result of the run.

@@ -16,10 +16,10 @@ from lab import Lab
 
 from disttest.errors import ExitCode
 from disttest.model import Cause, Outcome
+from disttest.plugins.costs.cost import cost_of
 from disttest.plugins.gpus.detect import detect_machine
 from disttest.plugins.gpus.leases.lease import Leaser, Request
 from disttest.plugins.gpus.run_gpus import cpu_share
-from disttest.results.cost import cost_of
 from disttest.results.events import Noted, WorldEnded, WorldStarted
 from disttest.results.journal import FILE_NAME, read_events
 

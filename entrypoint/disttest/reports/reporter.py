@@ -1,4 +1,4 @@
-"""Interface of reports and report tables, for the core and for plugins; the tables that plugins add."""
+"""Interface of reports, tables and facts, for the core and for plugins; the tables and facts that plugins add."""
 
 from __future__ import annotations
 
@@ -66,6 +66,21 @@ class ReportTable(Frozen):
         if self.legend:
             lines.append(", ".join(f"{letter} {meaning}" for letter, meaning in self.legend))
         return lines
+
+
+class ReportFacts(Frozen):
+    """Facts about the whole run, below a heading."""
+
+    section: str
+    """Heading, in lower case."""
+    facts: tuple[tuple[str, str], ...]
+    """Name and text of each fact."""
+
+
+def facts_of(run: RunResult) -> list[ReportFacts]:
+    """Return the facts that plugins add; none without a text."""
+    found = plugin_manager().items("disttest_report_facts", ReportFacts, run=run)
+    return [each for _, each in found if each.facts]
 
 
 def tables_by_section(run: RunResult, most: int) -> list[tuple[str, list[ReportTable]]]:

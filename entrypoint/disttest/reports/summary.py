@@ -12,9 +12,8 @@ from urllib.parse import quote
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup, Tally, Warned, warnings_by_section
-from disttest.reports.costs import cost_lines
 from disttest.reports.log_excerpts import LogFolder
-from disttest.reports.reporter import tables_by_section
+from disttest.reports.reporter import facts_of, tables_by_section
 from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results.findings import describe_plugins
@@ -90,7 +89,7 @@ class _Summary:
             self.findings(),
             self.plugin_tables(),
             self.table(),
-            self.cost(),
+            self.facts(),
             self.timeline(),
             self.lists(),
             self.foot(),
@@ -262,12 +261,11 @@ class _Summary:
             yield _table_line("**all**", "", total, kinds, with_gpus=with_gpus)
         yield ""
 
-    def cost(self) -> Iterator[str]:
-        lines = cost_lines(self.run)
-        if lines:
-            yield "### Cost"
+    def facts(self) -> Iterator[str]:
+        for each in facts_of(self.run):
+            yield f"### {escape(each.section.capitalize())}"
             yield ""
-            yield from (f"- {escape(line.name)}: {escape(line.fact)}" for line in lines)
+            yield from (f"- {escape(name)}: {escape(fact)}" for name, fact in each.facts)
             yield ""
 
     def timeline(self) -> Iterator[str]:

@@ -14,10 +14,9 @@ from rich.text import Text
 
 from disttest.reports import aggregates
 from disttest.reports.aggregates import Row, Tally, Warned, warnings_by_section
-from disttest.reports.costs import cost_lines
 from disttest.reports.failures import STYLES, FailurePrinter
 from disttest.reports.location import Repository
-from disttest.reports.reporter import tables_by_section
+from disttest.reports.reporter import facts_of, tables_by_section
 from disttest.reports.text import count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome
 
@@ -81,8 +80,9 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
     if rows:
         grid = _table(rows, run)
         yield grid if width >= Console(width=sys.maxsize).measure(grid).maximum else _list(rows)
-    if costs := cost_lines(run):
-        yield _titled("cost", [Text(f"  {line.name}: {line.fact}") for line in costs], len(costs))
+    for each in facts_of(run):
+        lines = [Text(f"  {name}: {fact}") for name, fact in each.facts]
+        yield _titled(each.section, lines, len(lines))
     flaky = [test for test in run.tests if test.flaky]
     if flaky:
         yield _titled("flaky", [_flaky_line(test) for test in flaky[:MAX_FAILURES]], len(flaky))

@@ -17,11 +17,10 @@ from markupsafe import Markup
 from disttest.plugins.html.data import choose_tests, headline_of, page_data, page_details
 from disttest.reports import aggregates, past_runs
 from disttest.reports.aggregates import warnings_by_section
-from disttest.reports.costs import cost_lines
 from disttest.reports.location import Repository, locate, source_line
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.past_runs import PastRun
-from disttest.reports.reporter import tables_by_section
+from disttest.reports.reporter import facts_of, tables_by_section
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult
 from disttest.results.narrative import how_failed
@@ -68,7 +67,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             table=aggregates.table(run),
             tally=tally,
             columns=aggregates.columns(tally),
-            costs=cost_lines(run),
+            facts=facts_of(run),
             slowest=aggregates.slowest(run),
             reasons=aggregates.reasons_left_out(run),
             flaky=[test for test in run.tests if test.flaky][:100],

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import types
+
 import msgspec
 import pytest
 from rendered import render_final
 from sample_runs import EPOCH_S, SampleRun
 
+from disttest.hookspecs import hookimpl
 from disttest.model import WorldShape
+from disttest.plugin_manager import Plugins
+from disttest.plugins.costs.lines import cost_lines
 from disttest.plugins.html.render import render_html
-from disttest.reports import aggregates
-from disttest.reports.costs import cost_lines
+from disttest.reports import aggregates, reporter
+from disttest.reports.reporter import ReportFacts
 from disttest.reports.summary import render_summary
 from disttest.results.fold import RunResult, WorldSpan
 
@@ -96,6 +101,35 @@ def test_every_report_for_people_tells_it(render):
     assert "GPU-minutes" in told
     assert "6.00 in tests" in told
     assert "one GPU fewer" in told
+
+
+@pytest.mark.parametrize("render", [render_final, render_summary, render_html])
+def test_without_the_plugin_no_report_shows_the_cost(render, monkeypatch):
+    plugins = Plugins(["disttest.costs"])
+    monkeypatch.setattr(reporter, "plugin_manager", lambda: plugins)
+
+    shown = render(run_of(gpus=4, worlds=6))
+
+    assert "6.00 in tests" not in shown
+    assert "one GPU fewer" not in shown
+
+
+@pytest.mark.parametrize("render", [render_final, render_summary, render_html])
+def test_facts_of_a_second_plugin_follow(render, monkeypatch):
+    def disttest_report_facts(run):
+        return [ReportFacts(section="carbon", facts=(("carbon dioxide", f"{len(run.tests)} grams"),))]
+
+    plugins = Plugins()
+    second = types.ModuleType("second")
+    second.disttest_report_facts = hookimpl(disttest_report_facts)
+    plugins.add(second, "second")
+    monkeypatch.setattr(reporter, "plugin_manager", lambda: plugins)
+
+    shown = render(run_of(gpus=4, worlds=6))
+
+    assert "one GPU fewer" in shown
+    assert "carbon dioxide" in shown
+    assert "6 grams" in shown
 
 
 def test_worlds_on_the_cpu_cost_no_gpu_minutes_in_a_merged_run_either():

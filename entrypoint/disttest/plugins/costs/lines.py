@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from disttest.plugins.costs.cost import Cost, costs_of
 from disttest.reports.text import count, duration
-from disttest.results.cost import Cost, costs_of
 from disttest.results.fold import RunResult
 
 

@@ -11,8 +11,8 @@ from shard_runs import START_S, ShardRun, cases
 
 from disttest.extras.shards.merging import merge
 from disttest.model import Hardware, ShardSpan, WorldShape
-from disttest.reports.costs import cost_lines
-from disttest.results.cost import cost_of, costs_of
+from disttest.plugins.costs.cost import cost_of, costs_of
+from disttest.plugins.costs.lines import cost_lines
 from disttest.results.fold import RunResult, WorldSpan, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.makespan import least_makespan_s
