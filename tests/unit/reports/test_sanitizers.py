@@ -13,6 +13,7 @@ from disttest.cli.stored_run import select
 from disttest.extras.explain.command import render_explanation
 from disttest.extras.sanitizers.choice import words_of
 from disttest.model import Cause, Outcome, PluginFinding, RankCalls, SeenCall
+from disttest.reports.aggregates import warnings_of
 from disttest.reports.annotations import render_annotations
 from disttest.reports.junit import render_junit
 from disttest.reports.summary import render_summary
@@ -153,3 +154,21 @@ class TestFailure:
 
     def test_it_is_an_error_beside_the_code(self, failed):
         assert render_annotations(failed).startswith("::error title=test_sum[2xgloo]")
+
+
+def test_a_warning_of_two_tests_about_the_same_lines_is_one_with_both():
+    sample = SampleRun()
+    elsewhere = msgspec.structs.replace(FINDING, orders=(order_of(0, 77, "all_reduce SUM"),))
+    for name, findings in {
+        "test_a": (FINDING,),
+        "test_b": (FINDING, FAILING),
+        "test_c": (elsewhere,),
+    }.items():
+        sample.test(name=name, size=2, findings=findings, ranks=(rank(0), rank(1)))
+
+    shown = [[test.test.name for test in warned.tests] for warned in warnings_of(sample.finish())]
+
+    assert [[name.partition("[")[0] for name in names] for names in shown] == [
+        ["test_a", "test_b"],
+        ["test_c"],
+    ]

@@ -48,3 +48,14 @@ def test_each_event_is_read_once_for_the_code_and_the_reports(tmp_path, monkeypa
     shown = json.loads((tmp_path / "results" / "results.json").read_text())
     assert shown["exit_code"] == 1
     assert shown["notes"] == [f"{NODEIDS[0]}: left by one of 2 tests"]
+
+
+def test_a_test_that_fails_again_after_it_passed_is_not_flaky(tmp_path):
+    recorder = run_in(claim(tmp_path / "results"))
+
+    recorder.test_finished(TestResult(nodeid=NODEIDS[1], outcome=Outcome.PASSED, attempt=2))
+    assert [*recorder.flaky] == [NODEIDS[1]]
+
+    failed = TestResult(nodeid=NODEIDS[1], outcome=Outcome.FAILED, cause=Cause.TEST, attempt=3)
+    recorder.test_finished(failed)
+    assert [*recorder.flaky] == []
