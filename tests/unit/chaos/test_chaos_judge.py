@@ -3,7 +3,7 @@
 import pytest
 
 from disttest.extras.chaos.case import ChaosCase, ChaosSeen, Contract, Fault, FaultKind, SeenError, Survival
-from disttest.extras.chaos.contract_judge import ObservedRank, judge_case
+from disttest.extras.chaos.in_world import ObservedRank, judge_case
 from disttest.model import Outcome, RankEnd, RankRecord, SeenCall
 
 STRUCK_S = 100.0

@@ -3,7 +3,7 @@
 import pytest
 
 from disttest.extras.chaos.command import parse_fault
-from disttest.extras.chaos.search import begin_search
+from disttest.extras.chaos.command_run import begin_search
 
 
 def kills(*calls, rank=1):

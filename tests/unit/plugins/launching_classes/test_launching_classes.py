@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from disttest.plugins.launching_classes.launching_classes import host_launching_classes
+from disttest.plugins.launching_classes.main_process import host_launching_classes
 from disttest.plugins.launching_classes.recognise import launches_ranks, limit_s, most_ranks
 
 
@@ -89,9 +89,7 @@ class Newer:
 @pytest.fixture
 def host(monkeypatch):
     TOLD.clear()
-    monkeypatch.setattr(
-        "disttest.plugins.launching_classes.launching_classes.fork_hazard", lambda on_gpus: None
-    )
+    monkeypatch.setattr("disttest.plugins.launching_classes.main_process.fork_hazard", lambda on_gpus: None)
     for base in (Older, Newer):
         for name in [name for name in vars(base) if "launch" in name]:
             monkeypatch.setattr(base, name, vars(base)[name])  # as it was, afterwards

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from disttest.runtime.rank.module_watch import ModuleWatch, Numbers
+from disttest.plugins.launching_classes.inheritance import ModuleWatch, Numbers
 
 STATE = 1
 MEMBERS = {"a": 1}
