@@ -21,11 +21,11 @@ from disttest.extras.resident.fitness import variables_that_matter
 from disttest.extras.resident.messages import (
     ForkEnded,
     ForkRequest,
+    ForkTerms,
     Started,
     receive_answer,
     send_request,
 )
-from disttest.extras.resident.terms import ForkTerms
 from disttest.host.event_loop import wait_any
 from disttest.options.environment import hash_seed
 from disttest.runtime.supervisor.reaper import MARK_VARIABLE, NO_MARK

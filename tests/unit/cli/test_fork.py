@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from disttest.extras.resident.fork import terms_of_fork
-from disttest.extras.resident.terms import ForkTerms
+from disttest.extras.resident.messages import ForkTerms
 
 
 @pytest.fixture(autouse=True)

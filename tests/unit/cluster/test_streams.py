@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from disttest.extras.cluster.node.streams import GREEN_LIMIT, log_texts
+from disttest.extras.cluster.node.partition import GREEN_LIMIT, log_texts
 from disttest.model import Outcome, RankEnd, RankRecord
 
 

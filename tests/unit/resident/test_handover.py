@@ -12,8 +12,8 @@ import pytest
 
 from disttest.extras.resident import handover, place
 from disttest.extras.resident.endpoint import endpoint_of
+from disttest.extras.resident.hooks import RESIDENT
 from disttest.extras.resident.messages import Answer, ForkEnded, ForkRequest, Started
-from disttest.extras.resident.option_rows import RESIDENT
 
 
 def test_it_speaks_as_the_messages_have_it():

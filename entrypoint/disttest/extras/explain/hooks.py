@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from disttest.extras.history.option_rows import FILE as HISTORY
+from disttest.extras.history.hooks import FILE as HISTORY
 from disttest.hookspecs import hookimpl
 from disttest.options.option import Option, rows_of
 from disttest.options.values import SWITCH, one_of, path

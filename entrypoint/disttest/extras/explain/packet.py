@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from disttest.errors import UsageError
-from disttest.extras.history.option_rows import NAME as HISTORY
+from disttest.extras.history.hooks import NAME as HISTORY
 from disttest.extras.history.queries import read_test
 from disttest.extras.history.shown import FAILED, describe_past, name_of, sparks, streak_of
 from disttest.extras.history.store import reading

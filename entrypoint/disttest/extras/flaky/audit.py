@@ -13,9 +13,9 @@ import click
 
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, UsageError
-from disttest.extras.flaky.option_rows import FILE, USUAL
+from disttest.extras.flaky.hooks import FILE, USUAL
 from disttest.extras.flaky.quarantine import Entry, find_quarantine, today
-from disttest.extras.history.option_rows import FILE as HISTORY
+from disttest.extras.history.hooks import FILE as HISTORY
 from disttest.extras.history.queries import find_tests, read_test
 from disttest.extras.history.rates import wilson
 from disttest.extras.history.store import reading

@@ -6,8 +6,11 @@ from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from disttest.extras.flaky.option_rows import NAME, OPTIONS, PERTURB
+from disttest.extras.flaky.perturb import PERTURBED
+from disttest.extras.history.hooks import FILE as HISTORY
 from disttest.hookspecs import hookimpl, of_pytest
+from disttest.options.option import Option, of_every_run, rows_of
+from disttest.options.values import SECONDS, SWITCH, path, text
 
 if TYPE_CHECKING:
     import click
@@ -15,11 +18,45 @@ if TYPE_CHECKING:
 
     from disttest.extras.flaky.judging import InQuarantine
     from disttest.model import TestCase, TestResult
-    from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings
     from disttest.reports.reporter import ReportTable
     from disttest.results.fold import RunResult
     from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+NAME = "flaky"
+USUAL = "flaky.toml"
+
+FILE = of_every_run(
+    "quarantine",
+    path("FILE"),
+    "Tests whose failures do not fail the run until a date.",
+    otherwise=f"{USUAL} in pytest's root directory, if it is there",
+)
+
+PERTURB = of_every_run(
+    "perturb",
+    PERTURBED,
+    "Disturb tests in ranks, and isolated ones: delay:0.2 delays collectives by up to 0.2 s, cpu:4 leaves one processor, "
+    "with 4 busy processes, threads:1 limits compute threads, memory:2g the memory of each process.",
+    repeated=True,
+)
+
+OPTIONS: tuple[Option, ...] = (
+    FILE,
+    PERTURB,
+    rows_of(NAME)(
+        "budget", SECONDS, "Time for the measurement, shared evenly by the tests.", default=120.0, inputs=()
+    ),
+    rows_of(NAME)("until-fail", SWITCH, "Stop at the first failure.", default=False, inputs=()),
+    rows_of(NAME)("json", text("FILE"), "Write the findings as JSON; - is standard output.", inputs=()),
+    rows_of(NAME)("fail", SWITCH, "For audit: exit code 1 if an entry should go.", default=False, inputs=()),
+    rows_of(NAME)(
+        HISTORY.name,
+        HISTORY.type,
+        "For audit: history file, which says which tests are stable now.",
+        inputs=(),
+    ),
+)
 
 
 @hookimpl

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from disttest.extras.flaky.hooks import FILE
 from disttest.extras.flaky.judging import InQuarantine, data_of, hide_report
-from disttest.extras.flaky.option_rows import FILE
 from disttest.extras.flaky.quarantine import Entry, entry_of, find_quarantine, today
 from disttest.options.run import RunOptions
 from disttest.runtime.controller.expand import collected_as, shape_of

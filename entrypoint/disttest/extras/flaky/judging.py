@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from disttest.extras.flaky.option_rows import NAME
+from disttest.extras.flaky.hooks import NAME
 from disttest.extras.flaky.quarantine import Entry
 from disttest.extras.history.records import QUARANTINED
 from disttest.model import Cause, Frozen, Outcome, TestCase, TestResult

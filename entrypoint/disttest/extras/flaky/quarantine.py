@@ -12,7 +12,7 @@ import msgspec
 
 from disttest.clock import wall
 from disttest.errors import UsageError
-from disttest.extras.flaky.option_rows import USUAL
+from disttest.extras.flaky.hooks import USUAL
 from disttest.model import Frozen
 from disttest.safe_open import read_input
 

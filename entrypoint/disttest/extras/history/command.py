@@ -11,7 +11,7 @@ import click
 from disttest.cli.purposes import Purpose, serves
 from disttest.cli.words import warn
 from disttest.errors import UsageError
-from disttest.extras.history.option_rows import FILE, USUAL
+from disttest.extras.history.hooks import FILE, USUAL
 from disttest.options.environment import environment
 from disttest.options.flags import ShowingCommand, flags
 from disttest.options.project_file import chosen_path

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from disttest.extras.history.hooks import FILE
 from disttest.extras.history.limits import GIT_S
-from disttest.extras.history.option_rows import FILE
 from disttest.model import Frozen
 from disttest.options.environment import environment
 

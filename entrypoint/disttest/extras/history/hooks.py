@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
+from disttest.options.option import rows_of
+from disttest.options.values import COUNT, path, text
 
 if TYPE_CHECKING:
     import click
@@ -19,11 +21,49 @@ if TYPE_CHECKING:
     from disttest.reports.reporter import ReportTable
     from disttest.results.fold import RunResult
 
+NAME = "history"
+USUAL = Path("disttest-history.sqlite")
+
+FILE = rows_of("run", NAME)(
+    "history",
+    path("FILE"),
+    "File that keeps the outcomes of runs. A run shows the past of its tests from it, and records its commit.",
+    has_variable=True,
+    for_command=True,
+    inputs=("run",),
+    otherwise=f"none; {USUAL} for disttest history",
+)
+
+_history = rows_of(NAME)
+
+OPTIONS = (
+    FILE,
+    _history(
+        "commit", text("COMMIT"), "Commit of added results that do not say it (JUnit).", default="", inputs=()
+    ),
+    _history(
+        "branch",
+        text("NAME"),
+        "Branch of added results that do not say it; or the one to show.",
+        default="",
+        inputs=(),
+    ),
+    _history(
+        "project",
+        text("NAME"),
+        "Project of the added results, such as github.com/org/project.",
+        otherwise="the one that they were recorded with",
+        default="",
+        inputs=(),
+    ),
+    _history("last", COUNT, "How many runs to show.", default=30, inputs=()),
+)
+
 
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
     """Option ``--history``, and the options of the command."""
-    from disttest.extras.history.option_rows import OPTIONS
+    from disttest.extras.history.hooks import OPTIONS
 
     return OPTIONS
 
@@ -40,7 +80,7 @@ def disttest_addcommands(group: click.Group) -> None:
 @hookimpl
 def disttest_prepare_run(request: RunRequest) -> None:
     """Refuse an unreadable history before tests run, not after."""
-    from disttest.extras.history.option_rows import FILE
+    from disttest.extras.history.hooks import FILE
 
     file = request.settings[FILE.field]
     if file is not None and file.exists():
@@ -61,7 +101,7 @@ def disttest_run_data(request: RunRequest) -> CommitFacts | None:
 @hookimpl
 def disttest_past_runs(run: RunResult) -> Sequence[PastRun]:
     """Read the earlier runs from the history of the run."""
-    from disttest.extras.history.option_rows import NAME
+    from disttest.extras.history.hooks import NAME
 
     if NAME not in run.invocation.data:
         return ()
@@ -100,7 +140,7 @@ def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldSta
 @hookimpl
 def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
     """Show the past of the tests that failed."""
-    from disttest.extras.history.option_rows import NAME
+    from disttest.extras.history.hooks import NAME
 
     if NAME not in run.invocation.data:
         return ()

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.extras.history.git_facts import CommitFacts
+from disttest.extras.history.hooks import NAME
 from disttest.extras.history.limits import CLOCK_SKEW_S, MESSAGE, OLDEST_S
-from disttest.extras.history.option_rows import NAME
 from disttest.model import Outcome, WorldShape
 from disttest.planning.timings import hardware_key, is_usable
 from disttest.reports import aggregates

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from disttest.errors import DisttestError
-from disttest.extras.history.option_rows import NAME
+from disttest.extras.history.hooks import NAME
 from disttest.extras.history.queries import PastVerdict, read_past_runs, read_points, read_test
 from disttest.extras.history.rates import describe_rate
 from disttest.extras.history.sources import find_runs, holds_history, load_run

@@ -21,13 +21,13 @@ from disttest.extras.resident.messages import (
     Ask,
     ForkRefused,
     ForkRequest,
+    ForkTerms,
     Started,
     Status,
     receive_answer,
     send_request,
 )
 from disttest.extras.resident.place import short
-from disttest.extras.resident.terms import ForkTerms
 from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.proc import identity_of, process_state
 from disttest.host.process import Child, fork_child, leave, spawn_child

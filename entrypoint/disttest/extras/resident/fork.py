@@ -11,8 +11,8 @@ from disttest.cli.commands import run_command
 from disttest.cli.main import command, parted
 from disttest.cli.run_request import read_request
 from disttest.errors import DisttestError
+from disttest.extras.resident.messages import ForkTerms
 from disttest.extras.resident.parents import terms_of, wants_resident
-from disttest.extras.resident.terms import ForkTerms
 
 
 def _terms_if_resident(

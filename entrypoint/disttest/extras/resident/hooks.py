@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from disttest.extras.resident.option_rows import OPTIONS, RESIDENT
 from disttest.hookspecs import hookimpl
+from disttest.options.option import rows_of
+from disttest.options.values import MODULES, SWITCH
 
 if TYPE_CHECKING:
     import click
@@ -14,6 +15,32 @@ if TYPE_CHECKING:
     from disttest.cli.run_request import RunRequest
     from disttest.host.event_loop import NotedSignals
     from disttest.options.option import Option
+
+_run = rows_of("run")
+
+RESIDENT = _run(
+    "resident",
+    SWITCH,
+    "Fork the run from a resident process that has already imported torch.",
+    default=False,
+    has_variable=True,
+    inputs=(),
+    for_command=True,
+    common=True,
+)
+
+RESIDENT_IMPORTS = _run(
+    "resident-imports",
+    MODULES,
+    "Installed modules that the process for --resident also imports once a run has imported them.",
+    default=(),
+    has_variable=True,
+    inputs=(),
+    for_command=True,
+    no_flag=True,
+)
+
+OPTIONS = (RESIDENT, RESIDENT_IMPORTS)
 
 
 @hookimpl
@@ -25,8 +52,7 @@ def disttest_addoptions() -> Sequence[Option]:
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
     """Add ``disttest resident`` and ``disttest watch``."""
-    from disttest.extras.resident.command import resident
-    from disttest.extras.resident.watch import watch
+    from disttest.extras.resident.command import resident, watch
 
     group.add_command(resident)
     group.add_command(watch)

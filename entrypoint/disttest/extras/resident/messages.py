@@ -18,8 +18,17 @@ import msgspec
 
 from disttest.descriptors import MOST_AT_ONCE
 from disttest.extras.resident.handover import send_with_file
-from disttest.extras.resident.terms import ForkTerms
 from disttest.model import Frozen
+
+
+class ForkTerms(Frozen):
+    """Requirements read from the options of the run."""
+
+    seed: int
+    """Seed of the run, from which the ``PYTHONHASHSEED`` of all processes is derived."""
+    imports: tuple[str, ...] = ()
+    """Modules that the parent may have imported in addition to torch, pytest and the plugin."""
+
 
 _LARGEST = 4096
 """Largest message in bytes; a request is sent as a file, since an environment has no limit."""

@@ -42,12 +42,12 @@ from disttest.extras.resident.messages import (
     ForkEnded,
     ForkRefused,
     ForkRequest,
+    ForkTerms,
     Started,
     Status,
     receive_request,
     send_answer,
 )
-from disttest.extras.resident.terms import ForkTerms
 from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
 from disttest.host.event_loop import wait_any
 from disttest.host.fork_hazard import fork_hazard

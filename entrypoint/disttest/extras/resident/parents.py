@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from disttest.cli.words import warn
-from disttest.extras.resident.option_rows import RESIDENT, RESIDENT_IMPORTS
-from disttest.extras.resident.terms import ForkTerms
+from disttest.extras.resident.hooks import RESIDENT, RESIDENT_IMPORTS
+from disttest.extras.resident.messages import ForkTerms
 from disttest.host.event_loop import NotedSignals
 from disttest.options.environment import environment
 from disttest.reports.text import count, duration

@@ -34,8 +34,13 @@ from typing import Any, NamedTuple
 import disttest
 from disttest.descriptors import is_open
 from disttest.host.process import umask_now
-from disttest.runtime.messages.roles import role_file
 from disttest.runtime.rank.child import join_stacks, stacks_path
+
+
+def role_file(stacks: Path, pid: int) -> Path:
+    """Return the file in which a process records its role, next to its file of stacks."""
+    return stacks.with_name(f"{stacks.stem}.{pid}.role")
+
 
 _PRELOADED = ("numpy", "torch", "torch.distributed", "torch.multiprocessing")
 """Modules that children would import: preloaded if this process has imported them."""

@@ -29,12 +29,11 @@ from disttest.host.process import (
 )
 from disttest.limits import EVIDENCE_POLL_S, TICK_S
 from disttest.model import TestResult
-from disttest.plugins.contain.fast_spawn import use_fast_spawn
+from disttest.plugins.contain.fast_spawn import role_file, use_fast_spawn
 from disttest.plugins.contain.hooks import FAST_SPAWN
 from disttest.plugins.contain.limits import STARTED_STACKS_S
 from disttest.results.hang_findings import crash_place
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
-from disttest.runtime.messages.roles import role_file
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
 from disttest.runtime.rank.rank import run_protocol, save, serve_orders, set_up_child, shared_fixtures

@@ -19,9 +19,8 @@ from _pytest.unittest import TestCaseFunction
 from disttest.host.fork_hazard import fork_hazard
 from disttest.host.process import adopt_orphans, flush_output, leave
 from disttest.plugins.launching_classes.rank_host import ForkHost
-from disttest.plugins.launching_classes.recognise import definitions, launchers, launches_ranks
+from disttest.plugins.launching_classes.recognise import definitions, launchers, launches_ranks, torch_skips
 from disttest.plugins.launching_classes.torch_bases import host_torch_bases
-from disttest.plugins.launching_classes.torch_module import torch_skips
 from disttest.results.exit_codes import SKIP_MESSAGES, TEST_SKIPS, ExitRule
 from disttest.runtime.controller.wanted_worlds import ranks_may_differ
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,13 +14,38 @@ from _pytest.unittest import TestCaseFunction
 from disttest.errors import UsageError
 from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule, WorldKind, WorldShape
 from disttest.options.run import RunOptions
+from disttest.options.values import check_world_size
 from disttest.planning.backends import CPU, backend_named
 from disttest.plugins.launching_classes.hooks import hosts_all
 from disttest.plugins.launching_classes.reuse import why_new_ranks
-from disttest.plugins.launching_classes.torch_module import rank_count, torch_module
 from disttest.runtime.controller.expand import closest_mark, shape_of
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.wanted_worlds import OwnWorld, marked_device, new_ranks_for_plugins
+
+_NAME = "torch.testing._internal.common_distributed"
+
+
+def torch_module() -> types.ModuleType | None:
+    """Return torch's module of test bases if it is imported. It is never imported here."""
+    return sys.modules.get(_NAME)
+
+
+def torch_skips() -> dict[int, str]:
+    """Return the skip codes of the installed torch."""
+    module = torch_module()
+    return {skip.exit_code: skip.message for skip in module.TEST_SKIPS.values()} if module else {}
+
+
+def rank_count(value: Any) -> int:
+    """Convert a ``world_size`` to a number of ranks. As in torch, it is an int or its text.
+
+    Raises:
+        UsageError: it is neither, or not between 1 and the limit.
+    """
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    return check_world_size(value)
+
 
 _WAYS = ("_launch_daemonic_procs", "_launch_non_daemonic_procs")
 """Methods of some classes: their ``_launch_procs`` looks for devices first, and then calls one of these."""

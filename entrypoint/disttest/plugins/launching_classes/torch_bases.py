@@ -17,9 +17,9 @@ from disttest.errors import UsageError
 from disttest.host.fork_hazard import fork_hazard
 from disttest.plugins.launching_classes.rank_host import ForkHost
 from disttest.plugins.launching_classes.ranks import current_account
+from disttest.plugins.launching_classes.recognise import rank_count, torch_module
 from disttest.plugins.launching_classes.reuse import own_classes
 from disttest.plugins.launching_classes.team import Rank, RankRequest, RanksWereUsed
-from disttest.plugins.launching_classes.torch_module import rank_count, torch_module
 from disttest.results.exit_codes import ExitRule
 from disttest.testing.hosting import RanksFailed
 

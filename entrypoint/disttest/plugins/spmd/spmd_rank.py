@@ -20,8 +20,7 @@ from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.bridge import OF_REPORTS, remove_hooks
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
-from disttest.runtime.rank.own_port import follow_own_port
-from disttest.runtime.rank.own_store import connect_to_own_store
+from disttest.runtime.rank.own_store import connect_to_own_store, follow_own_port
 from disttest.runtime.rank.rank import Protocol, run_with_plugins, save, serve_orders, set_up_child
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest

@@ -51,8 +51,7 @@ from disttest.runtime.rank.child import (
 )
 from disttest.runtime.rank.loaded_facets import take_facet_errors
 from disttest.runtime.rank.log_capture import speed_up_log_capture
-from disttest.runtime.rank.own_port import follow_own_port
-from disttest.runtime.rank.own_store import connect_to_own_store
+from disttest.runtime.rank.own_store import connect_to_own_store, follow_own_port
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import begin_waits, broken_groups, watch_waits

@@ -7,11 +7,12 @@ machine.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,6 @@ from disttest.extras.cluster.limits import PORT_PAUSE_S
 from disttest.extras.cluster.node.assignment import NodeAssignment
 from disttest.extras.cluster.node.live_lines import LiveLines
 from disttest.extras.cluster.node.partition_world import InterpreterStarter, PartitionWorld
-from disttest.extras.cluster.node.streams import log_texts
 from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_here
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.extras.cluster.protocol.wire import (
@@ -36,6 +36,7 @@ from disttest.extras.cluster.protocol.wire import (
     FinishJob,
     JoinWorld,
     Listening,
+    LogText,
     NodeNote,
     NodeReady,
     OpenWorld,
@@ -52,7 +53,7 @@ from disttest.host.fork_hazard import fork_hazard
 from disttest.host.lines import Lines
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S, TICK_S
-from disttest.model import Batch, Frozen, TestCase
+from disttest.model import Batch, Frozen, Outcome, RankEnd, RankRecord, TestCase
 from disttest.results.journal import run_clock
 from disttest.runtime.controller.collect import modules_of
 from disttest.runtime.controller.orders import order_of, own_arguments
@@ -71,10 +72,45 @@ from disttest.runtime.messages.protocol import (
     TestJudged,
     WorldOrder,
     WorldUp,
+    clean_text,
 )
 from disttest.runtime.rank.rank import ForkStarter
 from disttest.runtime.world.store import open_rendezvous
 from disttest.runtime.world.world_supervisor import RankStarter
+from disttest.safe_open import Tree
+
+LIMIT = 512 * 1024
+"""Bytes of a log to send for a rank that failed or was ended: head and tail."""
+GREEN_LIMIT = 32 * 1024
+"""The same for a rank that passed or skipped."""
+
+
+def log_texts(results: Path, ranks: Iterable[RankRecord]) -> Iterator[LogText]:
+    """Yield the logs of these ranks, including empty ones, since reports name them; skip missing logs."""
+    try:
+        tree = Tree(results)
+    except OSError:
+        return
+    for record in ranks:
+        with contextlib.suppress(OSError):
+            fd = tree.open(record.log)
+            green = record.end is RankEnd.REPORTED and record.outcome in (Outcome.PASSED, Outcome.SKIPPED)
+            yield LogText(path=record.log, text=read_capped(fd, GREEN_LIMIT if green else LIMIT))
+
+
+def read_capped(fd: int, limit: int) -> str:
+    """Read and close a file as text; of one that is too long only head and tail, with a mark between."""
+    with os.fdopen(fd, "rb") as file:
+        size = os.fstat(fd).st_size
+        if size <= limit:
+            return clean_text(file.read().decode("utf-8", "replace"))
+        head = file.read(limit // 2)
+        file.seek(-(limit // 2), 2)
+        tail = file.read()
+    cut = size - 2 * (limit // 2)
+    mark = f"\n\n[disttest: {cut} bytes stayed on the node]\n\n"
+    return clean_text(head.decode("utf-8", "replace") + mark + tail.decode("utf-8", "replace"))
+
 
 PORT_ATTEMPTS = 5
 _CHUNK = 1 << 16

@@ -21,8 +21,7 @@ from disttest.descriptors import append_to
 from disttest.extras.cluster import NAME
 from disttest.extras.cluster.node.assignment import NodeAssignment
 from disttest.extras.cluster.node.live_lines import LiveLines
-from disttest.extras.cluster.node.partition import PartitionOrder
-from disttest.extras.cluster.node.streams import log_texts
+from disttest.extras.cluster.node.partition import PartitionOrder, log_texts
 from disttest.extras.cluster.option_rows import ASSIGNED
 from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_here
 from disttest.extras.cluster.protocol.job import JobSpec
