@@ -345,8 +345,11 @@ def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> M
 
 
 @hookspec(firstresult=True)
-def disttest_next_step(message: str) -> str | None:
-    """Command, when an error ends it: return the command that explains the message; None if it is not known."""
+def disttest_message_id(message: str) -> str | None:
+    """Every process, for a failed test and for an error that ends a command: return the id of the message.
+
+    ``results.json`` and the journal have the id of each failed test.
+    """
 
 
 @hookspec

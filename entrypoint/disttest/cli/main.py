@@ -160,8 +160,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = command.main(args=ours, obj=rest, prog_name="disttest", standalone_mode=False)
     except DisttestError as error:
         warn(str(error))
-        if step := plugin_manager().call("disttest_next_step", message=str(error)):
-            warn(f"what to do: {step}")
+        if known := plugin_manager().call("disttest_message_id", message=str(error)):
+            warn(f"what to do: disttest explain {known}")
         _publish_failure(error.exit_code)
         _leave(error.exit_code)
     except click.UsageError as error:

@@ -185,6 +185,8 @@ class TestResult(Frozen):
     """The phase that decided the outcome."""
     message: str = ""
     """One line that names the culprit rank and says what it did."""
+    message_id: str = ""
+    """Id of the message of a failed test, which ``disttest explain ID`` explains; empty if it has none."""
     details: str = ""
     culprit: int | None = None
     victims: tuple[int, ...] = ()

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.text import Text
 
 from disttest.model import Cause, TestResult, rank_name
-from disttest.plugin_manager import plugin_manager
 from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup
 from disttest.reports.location import Repository, locate
@@ -116,8 +115,6 @@ class FailurePrinter:
         if logs:
             more = f" and {len(logs) - 1} more next to it" if len(logs) > 1 else ""
             yield Text(f"  log: {self._in_results}{logs[0]}{more}", style="bright_black")
-        if step := plugin_manager().call("disttest_next_step", message=group.message):
-            yield Text.assemble(("  what to do: ", "bright_black"), (step, "cyan"))
         yield Text.assemble(("  repeat: ", "bright_black"), (group.repeat, "cyan"))
         for word, line in group.further.items():
             yield Text.assemble((f"  {word}: ", "bright_black"), (line, "cyan"))

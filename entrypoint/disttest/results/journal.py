@@ -352,6 +352,9 @@ class EventWriter:
 
     def test_finished(self, result: TestResult, *, again: bool = False) -> None:
         """Record the result of an attempt; ``again`` says that another one follows."""
+        if result.outcome.is_bad and not result.message_id:
+            known = plugin_manager().call("disttest_message_id", message=result.message)
+            result = msgspec.structs.replace(result, message_id=known or "")
         self.event(TestFinished(at_s=self.now(), result=result, again=again))
 
     def noted(self, message: str, nodeid: str = "", *, shown: bool = False) -> None:

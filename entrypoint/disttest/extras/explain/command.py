@@ -80,7 +80,6 @@ def _conclusion(run: RunResult) -> list[str]:
 
 def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) -> str:
     """Join finding, node id, earlier attempts, a line for each rank, traceback of the culprit, and commands that repeat it."""
-    from disttest.extras.explain.message_page import next_step
     from disttest.results.findings import describe_plugins
     from disttest.results.narrative import describe_ranks
     from disttest.results.repeat import command_lines
@@ -90,7 +89,6 @@ def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) 
     parts = [
         result.message or str(result.outcome),
         f"  {outcome.test.nodeid}: {'flaky' if outcome.flaky else result.outcome}{_place(outcome, run)}",
-        f"  what to do: {step}" if (step := next_step(result.message)) else "",
         *(f"  attempt {attempt.attempt}: {attempt.message}" for attempt in earlier),
         *describe_ranks(result, logs_in=f"{results_dir}/"),
         result.details,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from disttest.extras.history.hooks import FILE as HISTORY
@@ -12,6 +12,8 @@ from disttest.options.values import SWITCH, one_of, path
 
 if TYPE_CHECKING:
     import click
+
+    from disttest.model import TestResult
 
 
 _explain = rows_of("explain")
@@ -56,11 +58,19 @@ def disttest_addoptions() -> Sequence[Option]:
 
 
 @hookimpl
-def disttest_next_step(message: str) -> str | None:
-    """Name the section of the page of messages."""
-    from disttest.extras.explain.message_page import next_step
+def disttest_message_id(message: str) -> str | None:
+    """Find the section of a message."""
+    from disttest.extras.explain.message_page import id_of
 
-    return next_step(message) or None
+    return id_of(message) or None
+
+
+@hookimpl
+def disttest_further_commands(result: TestResult) -> Mapping[str, str]:
+    """Name the command that prints the section of the message."""
+    # A journal of an earlier version has no ids.
+    known = result.message_id or disttest_message_id(result.message)
+    return {"what to do": f"disttest explain {known}"} if known else {}
 
 
 @hookimpl

@@ -81,9 +81,3 @@ def _pattern(quoted: str) -> re.Pattern[str]:
     ):  # the page quotes the message about one rank
         text = text.replace(one, more)
     return re.compile(text, re.DOTALL)
-
-
-def next_step(message: str) -> str:
-    """Return the command that explains a message; empty for an unknown one."""
-    known = id_of(message)
-    return f"disttest explain {known}" if known else ""

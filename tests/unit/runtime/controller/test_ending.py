@@ -59,3 +59,19 @@ def test_a_test_that_fails_again_after_it_passed_is_not_flaky(tmp_path):
     failed = TestResult(nodeid=NODEIDS[1], outcome=Outcome.FAILED, cause=Cause.TEST, attempt=3)
     recorder.test_finished(failed)
     assert [*recorder.flaky] == []
+
+
+def test_a_failed_test_has_the_id_of_its_message_and_a_passed_one_none(tmp_path):
+    journal = Journal(tmp_path / FILE_NAME)
+    recorder = RunRecorder(journal)
+    for outcome, message in (
+        (Outcome.FAILED, "rank 1 of 2 was killed by SIGSEGV in call, before it reported"),
+        (Outcome.FAILED, "nothing that is known"),
+        (Outcome.PASSED, "rank 1 of 2 was killed by SIGSEGV"),
+    ):
+        recorder.test_finished(TestResult(nodeid="t.py::t", outcome=outcome, message=message))
+
+    ids = [
+        json.loads(line)["result"].get("message_id", "") for line in journal.path.read_bytes().splitlines()
+    ]
+    assert ["rank-killed", "", ""] == ids
