@@ -52,18 +52,27 @@ def parse(source: bytes) -> Parsed:
     except (SyntaxError, ValueError, RecursionError):
         return Parsed(units={MODULE: digest_of(source)})
     imports = tuple(sorted(set(_imports(tree))))
-    functions = _Functions()
+    functions = _Functions(may_set_globals=b"global" in source)
     functions.visit(tree)
     units = {name: digest_of("".join(bodies).encode()) for name, bodies in functions.bodies.items()}
-    return Parsed(units={**units, MODULE: digest_of(ast.dump(tree).encode())}, imports=imports)
+    return Parsed(units={**units, MODULE: digest_of(_dump(tree).encode())}, imports=imports)
+
+
+def _dump(node: object) -> str:
+    """Return a text of code without its places and comments; ``ast.dump`` takes twice as long."""
+    if isinstance(node, ast.AST):
+        fields = [_dump(getattr(node, name, None)) for name in node._fields]
+        return f"{type(node).__name__}({','.join(fields)})"
+    return f"[{','.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)
 
 
 class _Functions(ast.NodeTransformer):
     """Takes the bodies of functions out of a module."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_set_globals: bool) -> None:
         self.bodies: dict[str, list[str]] = defaultdict(list)
         self._classes: list[str] = []
+        self._may_set_globals = may_set_globals
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         self._classes.append(node.name)
@@ -78,45 +87,49 @@ class _Functions(ast.NodeTransformer):
         return self._take(node)
 
     def _take(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        if not _outlives_a_test(node):
+        sets_globals = self._may_set_globals and any(isinstance(each, ast.Global) for each in ast.walk(node))
+        if not sets_globals and not _outlives_a_test(node):
             # Several functions may have one name: the setter of a property, the branches of an `if`.
-            self.bodies[".".join([*self._classes, node.name])] += map(ast.dump, node.body)
+            self.bodies[".".join([*self._classes, node.name])] += map(_dump, node.body)
             node.body = [ast.Pass()]
         return node
 
 
 def _outlives_a_test(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether tests use a function that they do not call: they count it as code of its module."""
-    # Only the first test of a process calls a function whose result is cached, or that sets a global variable. pytest calls
+    # Only the first test of a process calls a function whose result is cached (or that sets a global variable). pytest calls
     # the hooks of a conftest.
-    cached = any("cache" in ast.unparse(each) for each in node.decorator_list)
-    return (
-        cached
-        or node.name.startswith("pytest_")
-        or any(isinstance(each, ast.Global) for each in ast.walk(node))
+    return node.name.startswith("pytest_") or any(
+        "cache" in ast.unparse(each) for each in node.decorator_list
     )
 
 
-def _imports(node: ast.AST) -> Iterator[str]:
-    for each in ast.iter_child_nodes(node):
-        match each:
+def _imports(tree: ast.AST) -> Iterator[str]:
+    waiting: list[object] = [tree]
+    while waiting:
+        node = waiting.pop()
+        match node:
             case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
-                for other in each.orelse:
-                    yield from _imports(other)
+                waiting += node.orelse
                 continue
             case ast.Import():
-                yield from (alias.name for alias in each.names)
+                yield from (alias.name for alias in node.names)
             case ast.ImportFrom():
-                module = "." * each.level + (each.module or "")
+                module = "." * node.level + (node.module or "")
                 yield module
                 yield from (
-                    f"{module.removesuffix('.')}.{alias.name}" if each.module else f"{module}{alias.name}"
-                    for alias in each.names
+                    f"{module.removesuffix('.')}.{alias.name}" if node.module else f"{module}{alias.name}"
+                    for alias in node.names
                 )
             case ast.Constant(value=str() as text) if text.replace(".", "").isidentifier():
                 # `importlib.import_module("a.b")`, `pytest_plugins = ["a.b"]`, `mock.patch("a.b")`.
                 yield f"{_TEXT}{text}"
-        yield from _imports(each)
+        if isinstance(node, ast.AST):
+            for value in vars(node).values():
+                if isinstance(value, list):
+                    waiting += value
+                elif isinstance(value, ast.AST):
+                    waiting.append(value)
 
 
 class Sources:
@@ -131,7 +144,7 @@ class Sources:
         self.root = root
         self.files = frozenset(files)
         self._parsed: dict[str, Parsed] = {}
-        self._neighbours: dict[str, tuple[str, ...]] = {}
+        self._neighbours: dict[str, frozenset[str]] = {}
         self._read = {file: self._content(file) for file in self.files if file.endswith(".py")}
 
     def _content(self, file: str) -> bytes:
@@ -189,16 +202,20 @@ class Sources:
     def closure(self, roots: Iterable[str], more: Mapping[str, Iterable[Unit]]) -> set[str]:
         """Return the Python files that files may import, directly or through others; ``more`` maps files to what their
         import was seen to use."""
-        found: set[str] = set()
-        waiting = list(roots)
+        found = {file for file in roots if file.endswith(".py")}
+        waiting = list(found)
         while waiting:
             file = waiting.pop()
-            if file in found or not file.endswith(".py"):
-                continue
-            found.add(file)
-            waiting += self._neighbours.setdefault(file, tuple(set(self.imported(file))))
-            waiting += [unit[0] for unit in more.get(file, ())]
+            seen = (unit[0] for unit in more.get(file, ()) if unit[0].endswith(".py"))
+            new = self._neighbours_of(file).union(seen) - found
+            found |= new
+            waiting += new
         return found
+
+    def _neighbours_of(self, file: str) -> frozenset[str]:
+        if file not in self._neighbours:
+            self._neighbours[file] = frozenset(self.imported(file))
+        return self._neighbours[file]
 
     def imported(self, file: str) -> Iterator[str]:
         """Yield the files that a file may import; by their names, whatever ``sys.path`` is."""
