@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from disttest.descriptors import high_copy
 from disttest.errors import JournalError, UsageError
@@ -66,6 +67,19 @@ class Home(Frozen):
         except OSError:
             return False
         return (found.st_dev, found.st_ino) == (self.device, self.inode)
+
+
+class Workplace(NamedTuple):
+    """Directories of a run."""
+
+    home: Home
+    """The results directory."""
+    scratch: Path
+
+    @property
+    def results(self) -> Path:
+        """Current path of the results directory."""
+        return self.home.now()
 
 
 class ResultsDirectory:

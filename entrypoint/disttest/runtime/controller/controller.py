@@ -26,6 +26,7 @@ from disttest.planning.batches import build_batches, rest_of
 from disttest.planning.schedule import BatchScheduler, Scheduler
 from disttest.planning.timings import Timings
 from disttest.plugin_manager import blaming, plugin_manager
+from disttest.results.directory import Workplace
 from disttest.results.verdict import not_run
 from disttest.runtime.controller.collect import is_ordinary
 from disttest.runtime.controller.devices import Devices, Vacated
@@ -37,7 +38,6 @@ from disttest.runtime.controller.session import RunSession
 from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
-from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldPool
 from disttest.runtime.messages.protocol import RunStop, TestJudged, WorldOrder
 

@@ -24,7 +24,14 @@ from disttest.model import Frozen, Slot, TestCase, WorldKind
 from disttest.outgoing import outgoing, shorten
 from disttest.planning.timings import Timings, hardware_key
 from disttest.plugin_manager import plugin_manager
-from disttest.results.directory import Home, ResultsDirectory, adopt, drop_log_folder, make_log_folder
+from disttest.results.directory import (
+    Home,
+    ResultsDirectory,
+    Workplace,
+    adopt,
+    drop_log_folder,
+    make_log_folder,
+)
 from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
 from disttest.results.journal import FILE_NAME, Journal
@@ -50,7 +57,6 @@ from disttest.runtime.controller.session_options import (
 )
 from disttest.runtime.controller.time_limits import TimeLimits
 from disttest.runtime.controller.wanted_worlds import needed_gpus, own_world, takes_world, worlds_of
-from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank.bridge import leave_as_copy
 
