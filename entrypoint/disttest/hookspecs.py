@@ -288,6 +288,16 @@ def disttest_reports_written(results: Path) -> None:
 
 
 @hookspec
+def disttest_before_final_lines(run: RunResult, environ: Mapping[str, str]) -> None:
+    """Command, at the end of a run, when its reports are written: print lines above the final ones.
+
+    Args:
+        run: result of the run.
+        environ: environment of the command.
+    """
+
+
+@hookspec
 def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
     """Command, whenever a run is shown: return tables about the whole run, for the terminal, the summary and the HTML page.
 

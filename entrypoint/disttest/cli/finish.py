@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from disttest import github
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, ReportError
 from disttest.plugin_manager import plugin_manager
-from disttest.reports.annotations import render_annotations
 from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 from disttest.reports.terminal import print_final
 from disttest.reports.text import count
@@ -46,11 +43,9 @@ def finish_run(
         environ: the environment, for GitHub's files.
         keep: whether to keep the results; otherwise those of the previous run are restored.
     """
-    on_github = environ.get("GITHUB_ACTIONS") == "true"
     lost = _write(run, results)
     lost += _published(lambda: publish_summary(run, results, environ))
-    if on_github:
-        github.send(sys.stdout, render_annotations(run).rstrip("\n"))
+    plugin_manager().call("disttest_before_final_lines", run=run, environ=environ)
     print_final(Console(), run, results_dir=results, failures=failures)
     broken = check_floors(run, floors)
     if run.flaky_fails and run.flaky:

@@ -1,0 +1,1 @@
+"""Annotations: failures and warnings next to the code in the pages of GitHub."""
