@@ -10,7 +10,8 @@ with the selection: a failure outside of it is an escape. The number that really
 ranks: each mutation runs all of them in a fork of this process, which has imported pytest, but not networkx.
 
 The aim: 1,000 mutations with at most 5 escapes; a median of 25 % of the tests; the record costs at most 30 % (Python 3.11).
-CPU seconds of the run are compared: other processes of the machine do not change them much.
+CPU seconds of the run are compared: other processes of the machine do not change them much. The record costs more than that
+in Python 3.11 for networkx, which is heavy in calls: +213 % (+12 % in Python 3.12), and +2 % for worlds.
 """
 
 from __future__ import annotations
