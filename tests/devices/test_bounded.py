@@ -8,7 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from disttest.host import bounded
 from disttest.host.bounded import BoundedChild, ChildEnd, wait_children
+from disttest.host.event_loop import wait_any
 from disttest.host.process import INTERNAL_FAILURE
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
@@ -98,6 +100,25 @@ def test_a_grandchild_does_not_outlive_it(run):
     deadline_s = time.monotonic() + 60.0
     while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline_s
+
+
+def test_the_wait_for_a_child_that_has_closed_its_output_does_not_spin(fork, monkeypatch):
+    heard = []
+    child = BoundedChild(
+        "disobedient_child", ["close_output"], timeout_s=20.0, on_line=heard.append, fork=fork
+    )
+
+    def wait(*descriptors, until_s):
+        if descriptors == (child._child.fileno(),):  # only its end is awaited
+            child.close_input()
+        return wait_any(*descriptors, until_s=until_s)
+
+    monkeypatch.setattr(bounded, "wait_any", wait)
+
+    wait_children([child])
+
+    assert child.ended.end is ChildEnd.DONE
+    assert heard == [b'"ready"']
 
 
 def test_several_are_waited_for_together(fork):

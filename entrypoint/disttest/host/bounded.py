@@ -119,6 +119,7 @@ class BoundedChild:
         assert self._child.stdout is not None
         assert self._child.stdin is not None
         self._pipe, self._input = self._child.stdout.fileno(), self._child.stdin
+        self._is_pipe_open = True
         self.ended: Ended | None = None
 
     @property
@@ -128,7 +129,10 @@ class BoundedChild:
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the descriptors that become readable when the child writes or ends."""
-        return () if self.ended else (self._pipe, self._child.fileno())
+        if self.ended:
+            return ()
+        # A pipe that the child has closed stays readable until the child ends, and would make each wait return.
+        return (self._pipe, self._child.fileno()) if self._is_pipe_open else (self._child.fileno(),)
 
     @property
     def killed_s(self) -> float:
@@ -182,6 +186,7 @@ class BoundedChild:
             except BlockingIOError:
                 return
             if not data:
+                self._is_pipe_open = False
                 return
             self._heard_s = monotonic()
             for line in self._lines.feed(data):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
 
+from disttest.host import bounded
 from disttest.host.bounded import send_to_parent
 
 
@@ -64,6 +66,12 @@ def flood() -> None:
 def grandchild() -> None:
     process = subprocess.Popen(["sleep", "600"])
     send_to_parent(process.pid)
+
+
+def close_output() -> None:
+    send_to_parent("ready")
+    os.close(bounded._message_pipe)
+    sys.stdin.read()
 
 
 def echo() -> None:
