@@ -1,5 +1,7 @@
 """Slugs, targets, logs, stacks: small pieces with sharp edges."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from disttest.errors import UsageError
@@ -29,6 +31,26 @@ def test_slugs_are_short_safe_and_distinct():
     assert slugs[0].startswith("a.py-t-x-y-")
     assert slug_of("some/folder/a.py::t[x/y]").startswith("a.py-t-x-y-")
     assert all(len(slug) <= 91 and slug.isascii() and not set(slug) & set('/\\:*?"<>| ') for slug in slugs)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["/usr/bin/python3", "-m", "worker"], "python3 -m worker"),
+        (["python3", *["word"] * 14], " ".join(["python3", *["word"] * 14])),
+        (["python3", *["some"] * 13, "multiprocessing"], " ".join(["python3", *["some"] * 13, "…"])),
+        (["python3", *["x" * 9] * 8], " ".join(["python3", *["x" * 9] * 7, "…"])),
+        (["python3", "a" * 90], "python3 " + "a" * 71 + "…"),
+    ],
+    ids=["whole", "just whole", "long last word", "several left out", "long path"],
+)
+def test_a_shown_command_ends_with_a_whole_word(monkeypatch, command, shown):
+    monkeypatch.setattr(
+        descendants.psutil, "Process", lambda _pid: SimpleNamespace(cmdline=lambda: command, name=lambda: "")
+    )
+
+    assert descendants.shown_command(1) == shown
+    assert len(shown) <= 80
 
 
 def test_targets(tmp_path, monkeypatch):

@@ -61,7 +61,16 @@ def shown_command(pid: int) -> str:
         program, *words = process.cmdline() or [process.name()]
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(pid) from error
-    return " ".join([Path(program).name, *words])[:_SHOWN]
+    return _beginning(" ".join([Path(program).name, *words]))
+
+
+def _beginning(command: str) -> str:
+    """Return as many whole words of a command line as have room, and mark an omission."""
+    if len(command) <= _SHOWN:
+        return command
+    words = command[: _SHOWN - 1].rpartition(" ")[0]
+    # A word that fills most of the room, such as the path of a script, is worth more than a mark in its place.
+    return f"{words} …" if len(words) >= _SHOWN // 2 else f"{command[: _SHOWN - 1]}…"
 
 
 def reap(pids: Iterable[int]) -> None:
