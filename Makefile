@@ -15,7 +15,7 @@ KINDS    := $(CORE) workflows integration plugins devices cluster kubernetes cud
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: gpu test test-all rest check setup action package lock lint format catalogue compat mutants matrix faults planted soak docs site picture clean $(SUITES) $(KINDS)
+.PHONY: gpu test test-all rest check setup action package lock lint format catalogue compat mutants product-mutants matrix faults planted soak docs site picture clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -105,6 +105,10 @@ gpu: $(READY)
 # Plants faults in torch, one at a time, and fails when the suites do not notice one (half an hour on two cores).
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants.run
+
+# Plants random faults in disttest itself, one at a time, and lists those that no unit test near them notices.
+product-mutants: $(READY)
+	$(BIN)/python -m tests.mutants.product --report tests/mutants/survivors.txt
 
 # A part of the tests with other versions of Python, torch and pytest (17 GB of wheels, once): make matrix ROWS="oldest middle newest".
 matrix: $(READY)
