@@ -34,7 +34,7 @@ def explain(context: click.Context, /, words: tuple[str, ...], **given: Any) -> 
     from disttest.extras.explain.message_page import in_terminal, section_named
 
     if len(words) == 1 and (section := section_named(words[0])) and not Path(words[0]).exists():
-        click.echo(f"{section.id}\n{in_terminal(section.text)}")
+        click.echo(in_terminal(section))
         return
     if given["packet"] or given["format"] != TEXT:
         from disttest.extras.explain.packet_run import make_packet

@@ -18,6 +18,8 @@ import disttest
 _SECTION = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
 _WIDEST = 100
+_LONGEST = 1000
+"""Characters of a message that are compared: a test may fail with a text of any length."""
 _VARIES = re.compile(r"…|\b[A-Z]+(?::[A-Z]+)?\b|'X'")
 """Parts of a quoted message that vary: dots, and words in capitals."""
 
@@ -48,12 +50,12 @@ def section_named(name: str) -> MessageSection | None:
     return next((each for each in message_sections() if each.id == name), None)
 
 
-def in_terminal(text: str) -> str:
+def in_terminal(section: MessageSection) -> str:
     """Return a section for a terminal: wrapped, without marks, and without the targets of links, which lead nowhere there."""
-    plain = _LINK.sub(r"\1", text).replace("**", "")
-    quotes, _, rest = plain.partition("\n\n") if plain.startswith("`") else ("", "", plain)
+    plain = _LINK.sub(r"\1", section.text).replace("**", "")
+    quotes, gap, rest = plain.partition("\n\n") if section.messages else ("", "", plain)
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    return f"{quotes}\n\n{click.wrap_text(rest, width, preserve_paragraphs=True)}".lstrip("\n")
+    return f"{section.id}\n{quotes}{gap}{click.wrap_text(rest, width, preserve_paragraphs=True)}"
 
 
 def literals(quoted: str) -> list[str]:
@@ -67,7 +69,7 @@ def id_of(message: str) -> str:
         (sum(map(len, literals(quoted))), section.id)
         for section in message_sections()
         for quoted in section.messages
-        if _pattern(quoted).match(message)
+        if _pattern(quoted).match(message[:_LONGEST])
     ]
     return max(found, default=(0, ""))[1]
 
