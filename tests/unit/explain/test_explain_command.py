@@ -157,6 +157,16 @@ def test_an_id_prints_its_section_of_the_page(tmp_path, monkeypatch):
     assert any("crash dump" in line for line in text)
 
 
+def test_a_section_is_wrapped_and_its_commands_stay_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+
+    text = told("gpu-toolkit-missing", code=0)
+
+    assert any("`sudo nvidia-ctk runtime configure`" in line for line in text)
+    assert all(len(line) <= 40 for line in text[3:]), text
+    assert not any("**" in line or "](" in line for line in told("deadlock-proved", code=0))
+
+
 def test_a_results_directory_wins_over_an_id(results, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rank-killed").symlink_to(results)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 import shutil
+import textwrap
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-
-import click
 
 import disttest
 
 _SECTION = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
+_CODE = re.compile(r"`[^`]+`")
+_KEPT_SPACE = "\0"
 _WIDEST = 100
 _LONGEST = 1000
 """Characters of a message that are compared: a test may fail with a text of any length."""
@@ -54,8 +55,15 @@ def in_terminal(section: MessageSection) -> str:
     """Return a section for a terminal: wrapped, without marks, and without the targets of links, which lead nowhere there."""
     plain = _LINK.sub(r"\1", section.text).replace("**", "")
     quotes, gap, rest = plain.partition("\n\n") if section.messages else ("", "", plain)
+    return f"{section.id}\n{quotes}{gap}" + "\n\n".join(map(_wrapped, rest.split("\n\n")))
+
+
+def _wrapped(paragraph: str) -> str:
+    """Wrap a paragraph between words, and never inside of a command or an option, which must be copied whole."""
+    whole = _CODE.sub(lambda code: code[0].replace(" ", _KEPT_SPACE), " ".join(paragraph.split()))
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    return f"{section.id}\n{quotes}{gap}{click.wrap_text(rest, width, preserve_paragraphs=True)}"
+    text = textwrap.fill(whole, width, break_on_hyphens=False, break_long_words=False)
+    return text.replace(_KEPT_SPACE, " ")
 
 
 def literals(quoted: str) -> list[str]:
