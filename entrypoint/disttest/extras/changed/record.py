@@ -89,7 +89,9 @@ def _usable(path: Path, project: str) -> Record:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise _UnusableError(f"there is no record {path.name} yet") from error
+        raise _UnusableError(
+            f"there is no record {path.name} yet (a run writes it; keep it out of git)"
+        ) from error
     except OSError as error:
         raise _UnusableError(f"the record {path} cannot be read: {error.strerror}") from error
     try:
