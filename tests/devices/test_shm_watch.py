@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from disttest.host.leftovers import segments
 from disttest.host.leftovers.segments import LEDGER, Made, Segments, ShmWatch, remove_made, take_ledger
 
 SHM = Path("/dev/shm")
@@ -164,6 +165,41 @@ def test_not_even_if_both_have_it_in_hand(watch, name, start):
     other.do(f"f = open('/dev/shm/{name}', 'xb')")
     ours.do(f"f = open('/dev/shm/{name}', 'r+b')")
 
+    assert made_by(watch, ours) == []
+
+
+CREATE = "import os; os.mknod('/dev/shm/{}', 0o600)"
+OPEN = "f = open('/dev/shm/{}', 'r+b')"
+
+
+def test_a_file_that_is_seen_before_its_maker_has_opened_it_is_checked_again(watch, name, start):
+    """The kernel reports the two steps of open(O_CREAT) one after the other; here they are two calls."""
+    ours = start()
+    ours.do(CREATE.format(name))
+    assert made_by(watch, ours) == []
+
+    ours.do(OPEN.format(name))
+    assert made_by(watch, ours) == [name]
+    assert made_by(watch, ours) == []
+
+
+def test_not_if_another_process_opens_it_then(watch, name, start):
+    ours, other = start(), start()
+    other.do(CREATE.format(name))
+    assert made_by(watch, ours) == []
+
+    other.do(OPEN.format(name) + "; f.close()")
+    ours.do(OPEN.format(name))
+    assert made_by(watch, ours) == []
+
+
+def test_not_if_it_is_opened_much_later(watch, name, start, monkeypatch):
+    monkeypatch.setattr(segments, "_OPENED_WITHIN_S", 0.0)
+    ours = start()
+    ours.do(CREATE.format(name))
+    assert made_by(watch, ours) == []
+
+    ours.do(OPEN.format(name))
     assert made_by(watch, ours) == []
 
 

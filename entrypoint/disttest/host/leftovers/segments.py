@@ -54,6 +54,8 @@ _LINKED = "sem."
 """Prefix of semaphores. glibc makes one under a random name, so the first opening is not the maker's."""
 _MOST_PENDING = 4096
 """Number of new files that are tracked; of more, the makers stay unknown."""
+_OPENED_WITHIN_S = 1.0
+"""A maker opens its file right after the kernel has reported it, unless the machine runs something else first."""
 
 
 class ShmWatch:
@@ -68,6 +70,8 @@ class ShmWatch:
         self._fd = _watch(folder) if sees_all_users() else -1
         self._opens: dict[str, int] = {}
         """Name of a new file, mapped to the number of times it was opened since."""
+        self._arrived_s: dict[str, float] = {}
+        """Name of a new file, mapped to the time when it was reported."""
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a file was made or opened; -1 if nothing can be watched."""
@@ -92,6 +96,7 @@ class ShmWatch:
         """
         pids = family()
         names = list(self._opens)
+        early = {name for name in names if self._is_being_made(name)}
         candidates = [entry for name in names if (entry := scan_entry(self._folder / name))]
         files = {entry.identity for entry in candidates if entry.uid == os.geteuid()}
         held = _holdings(pids, self._folder, files)
@@ -111,9 +116,22 @@ class ShmWatch:
                 )
             )
         ]
-        for name in names:  # files that arrived meanwhile are checked next time
-            self._opens.pop(name, None)
+        early -= {entry.name for entry in made}
+        for name in set(names) - early:  # files that arrived meanwhile are checked next time
+            self._forget(name)
         return tuple(made)
+
+    def _is_being_made(self, name: str) -> bool:
+        """Return whether the maker of a file may be about to open it, so that it has to be checked again.
+
+        The kernel reports a file before its maker has a descriptor of it, and the report may wake this process in between.
+        A file that was linked is never opened by its maker.
+        """
+        return not self._opens[name] and monotonic() - self._arrived_s[name] < _OPENED_WITHIN_S
+
+    def _forget(self, name: str) -> None:
+        self._opens.pop(name, None)
+        self._arrived_s.pop(name, None)
 
     def _is_makers(self, name: str, held_as: Collection[str]) -> bool:
         """Return whether its holders made a file: by its only opening, or under an earlier name of it."""
@@ -125,12 +143,14 @@ class ShmWatch:
         for name, mask in _events(self._fd):
             if mask & _IN_Q_OVERFLOW:  # events were lost
                 self._opens.clear()
+                self._arrived_s.clear()
             elif mask & _IN_ISDIR:  # listing the folder, or a new folder inside it
                 continue
             elif mask & _IN_CREATE and len(self._opens) < _MOST_PENDING:
                 self._opens[name] = 0
+                self._arrived_s[name] = monotonic()
             elif mask & (_IN_DELETE | _IN_MOVED_FROM):
-                self._opens.pop(name, None)
+                self._forget(name)
             elif mask & _IN_OPEN and name in self._opens:
                 self._opens[name] += 1
 
