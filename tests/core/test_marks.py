@@ -69,6 +69,7 @@ DEEPSPEED = """
 """
 
 
+@pytest.mark.slow("makes worlds from each kind of mark")
 def test_marks_of_parameters_and_hooks_make_worlds(lab):
     ended = lab.write(conftest=CONFTEST, test_marks=SUITE, test_engine=DEEPSPEED).run(
         "--world-sizes", "1,2", "."

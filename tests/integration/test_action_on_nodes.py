@@ -74,6 +74,7 @@ def job(lab: Lab) -> Job:
     return Job(lab)
 
 
+@pytest.mark.slow("each step of the action starts processes, and each node another one")
 def test_inputs_of_the_action_submit_and_the_last_step_cleans(job: Job) -> None:
     job.lab.write(test_nodes=TESTS)
     done = job.run(

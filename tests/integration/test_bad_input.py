@@ -112,6 +112,7 @@ def test_a_bad_timeout_mark_names_its_test(lab):
     )
 
 
+@pytest.mark.slow("compares four ways to run")
 def test_a_failed_test_beside_a_file_that_can_not_be_collected_is_one_code_everywhere(lab):
     """The command, plain pytest, a cluster's client, and the merge of that run alone."""
     fails = """

@@ -6,6 +6,7 @@ repeats it.
 
 from __future__ import annotations
 
+import pytest
 from hostile.state import run_beside_others
 
 
@@ -15,6 +16,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("seed", range(first, first + (trials or 1)))
 
 
+@pytest.mark.slow("runs several programs beside each other")
 def test_nothing_of_others_is_touched(lab, seed, pytestconfig):
     gone, left = run_beside_others(lab, seed=seed, rounds=10 if pytestconfig.getoption("--trials") else 1)
 

@@ -53,6 +53,7 @@ def project(lab: Lab) -> Lab:
     return lab
 
 
+@pytest.mark.slow("runs the test at several commits")
 def test_a_flaky_test_of_ranks_in_a_subfolder_is_bisected(project):
     sub = project.folder / "sub"
     sub.mkdir()

@@ -38,6 +38,7 @@ def unfound(ended: Ended, modules: tuple[str, ...]) -> dict[str, str]:
     return {name: why for name, program in programs.items() if (why := program.check_breach(results[name]))}
 
 
+@pytest.mark.slow("runs each test once for each fault and call")
 @pytest.mark.parametrize("title", ["A loss that goes unnoticed", "The contract"])
 def test_the_examples_say_what_the_page_shows(lab, title):
     check_page("docs/chaos.md", title, lab)
@@ -59,18 +60,21 @@ def planted_memory(nothing_left):
         path.unlink()
 
 
+@pytest.mark.slow("runs each test once for each fault and call")
 def test_what_goes_wrong_when_a_peer_is_killed_is_found(tmp_path, planted_memory):
     ended = run(tmp_path, LOSSES, "--kinds", "kill", "--group-timeout", "1")
 
     assert {} == unfound(ended, LOSSES)
 
 
+@pytest.mark.slow("runs each test once for each fault and call")
 def test_what_goes_wrong_when_a_peer_is_silent_is_found(tmp_path, nothing_left):
     ended = run(tmp_path, SILENCES, "--kinds", "stop,raise", "--group-timeout", "1")
 
     assert {} == unfound(ended, SILENCES)
 
 
+@pytest.mark.slow("runs each test once for each fault and call")
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_nothing_is_found_in_programs_that_keep_their_contract(tmp_path, nothing_left, when):
     ended = run(tmp_path, SURVIVORS, *(["--during"] if when == "during" else []))
@@ -154,6 +158,7 @@ LATE = """
 """
 
 
+@pytest.mark.slow("runs each test once for each fault and call")
 def test_from_a_sampled_fault_the_smallest_is_searched(lab, nothing_left):
     ended = lab.write(test_late=LATE).run(
         "chaos", "test_late.py", "--samples", "1", "--seed", "1", "--kinds", "kill"

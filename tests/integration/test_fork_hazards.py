@@ -73,6 +73,7 @@ TORCHS = """
 """
 
 
+@pytest.mark.slow("its ranks are new interpreters")
 def test_a_rank_that_torch_has_to_spawn_is_reported_with_what_it_raised(lab):
     ended = lab.write(test_torchs=THREAD + TORCHS).run(".")
 
@@ -233,6 +234,7 @@ def _outcomes(ended, name):
     return [ended.result(f"{name}.py::test_fresh[2xgloo-{number}]").outcome for number in range(4)]
 
 
+@pytest.mark.slow("its ranks are new interpreters")
 def test_only_the_file_that_is_to_blame_loses_forking(lab):
     """The others are imported by the controller and once more by a clean process, for however many worlds and ranks."""
     ordinary = "def test_ordinary(): pass"
@@ -250,6 +252,7 @@ def test_only_the_file_that_is_to_blame_loses_forking(lab):
     assert 1 + 4 * 2 == _imports(lab, "test_store")
 
 
+@pytest.mark.slow("its ranks are new interpreters")
 def test_a_module_that_two_files_share_is_found_in_both(lab):
     """The controller blames the one that imports it first; without that one, the other is to blame."""
     sharing = "    import shared" + COUNTED

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typed import check_page
 
 from disttest.extras.history.git_facts import facts_of_git
@@ -39,6 +40,7 @@ def committed(folder: Path, message: str) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
+@pytest.mark.slow("runs the tests at several commits")
 def test_a_failure_is_shown_with_its_first_commit(lab):
     lab.write(test_mine=TESTS)
     git(lab.folder, "init", "--quiet", "--initial-branch", "trunk")

@@ -142,6 +142,7 @@ def test_the_shards_are_one_run_in_the_end(spanning: Ended, lease: Ended) -> Non
     assert "1 failed" in merged.output
 
 
+@pytest.mark.slow("each node is a new interpreter")
 def test_last_failed_on_nodes_runs_only_what_failed(lab: Lab) -> None:
     lab.write(test_two=TWO)
     arguments = ("--launcher", "local", "--nodes", "1", "--device", "cpu", "--results", "results")
@@ -176,6 +177,7 @@ def test_red(world):
 """
 
 
+@pytest.mark.slow("each node is a new interpreter")
 @pytest.mark.parametrize(("name", "ranks", "seen"), [("over_nodes", 4, "four"), ("on_one", 2, "two")])
 def test_what_ranks_on_nodes_print_is_shown_while_they_run(
     lab: Lab, name: str, ranks: int, seen: str
@@ -197,6 +199,7 @@ def test_what_ranks_on_nodes_print_is_shown_while_they_run(
         assert shown.index(f"[rank {rank}] hello") < shown.index(last) < verdict
 
 
+@pytest.mark.slow("each node is a new interpreter")
 def test_without_s_nothing_that_ranks_on_nodes_print_is_shown(lab: Lab) -> None:
     lab.write(test_talks=TALKS)
     (lab.folder / "two").touch()
@@ -311,6 +314,7 @@ LEAVES_AT_TWO_TIMES = """
 """
 
 
+@pytest.mark.slow("each node is a new interpreter")
 def test_the_store_of_a_world_over_nodes_is_there_until_all_are_done(lab: Lab) -> None:
     lab.write(test_late=LEAVES_AT_TWO_TIMES)
     ended = lab.run("test_late.py", "--launcher", "local", "--nodes", "2", "--device", "cpu")

@@ -255,6 +255,7 @@ def test_the_same_under_plain_pytest(lab: Lab) -> None:
         assert not any(secret in text for secret in SECRETS)
 
 
+@pytest.mark.slow("runs with each kind of file that pytest writes")
 @pytest.mark.parametrize("guarded", [True, False])
 def test_files_that_pytest_writes_itself(lab: Lab, guarded: bool) -> None:
     """JUnit of its own, its cache and its log file; a value that is learned at the end included."""

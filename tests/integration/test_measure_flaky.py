@@ -99,6 +99,7 @@ def test_the_polluter_is_found_and_the_printed_command_fails(lab):
     assert lab.run(*found["command"].split()[1:]).exit_code == 1
 
 
+@pytest.mark.slow("measures with tens of runs")
 def test_the_seed_of_a_planted_test_is_found_and_the_printed_command_fails(lab):
     planted = (Path(__file__).parents[1] / "planted_flaky" / "seed.py").read_text()
     lab.write(test_mine=planted)
@@ -109,6 +110,7 @@ def test_the_seed_of_a_planted_test_is_found_and_the_printed_command_fails(lab):
     assert lab.run(*shlex.split(found["command"])[1:]).exit_code == 1
 
 
+@pytest.mark.slow("measures with tens of runs")
 def test_until_fail_stops_at_a_failure_of_a_test_in_quarantine_too(lab):
     lab.write(test_mine="import random\n\ndef test_x():\n    assert random.random() > 0.9\n")
     entry = (

@@ -36,6 +36,7 @@ def test_they_are_in_the_log_of_the_rank(lab):
     assert "libtorch_cpu.so" in log, log
 
 
+@pytest.mark.slow("each node is a new interpreter")
 def test_they_are_taken_on_nodes_too(lab):
     """Each node's world has all settings of the run."""
     longer_limit = (

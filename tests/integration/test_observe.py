@@ -12,6 +12,7 @@ pytestmark = pytest.mark.forked_runs
 ZOO = Path(__file__).parents[1] / "fixtures" / "zoo" / "test_zoo.py"
 
 
+@pytest.mark.slow("observes over forty calls")
 def test_the_zoo(lab):
     shutil.copy(ZOO, lab.folder)
 

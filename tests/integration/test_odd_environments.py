@@ -26,6 +26,7 @@ HUGE = """
 """
 
 
+@pytest.mark.slow("sends texts of many megabytes")
 def test_texts_larger_than_a_message_are_cut_and_lose_no_verdict(lab: Lab) -> None:
     ended = lab.write(test_huge=HUGE).run("test_huge.py")
 

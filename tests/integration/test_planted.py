@@ -141,12 +141,14 @@ def test_nothing_is_said_of_numbers_that_are_right(looked_at):
     assert {} == wrong(looked_at.run, (*VALUES_GOOD, *GOOD), Program.check_quiet)
 
 
+@pytest.mark.slow("runs each program twice")
 def test_the_first_difference_of_two_runs_is_found(tmp_path, nothing_left):
     for results, fault in (("right", ""), ("astray", "1")):
         run(tmp_path, VALUES_RUNS, "--sanitize", "values", "--results", results, PLANTED_FAULT=fault)
     assert {} == wrong_divergences(tmp_path / "right", tmp_path / "astray")
 
 
+@pytest.mark.slow("runs each program twice")
 def test_two_runs_of_right_programs_are_the_same(judged_by_all, tmp_path):
     again = run(tmp_path, GOOD_FOR_ALL, "--sanitize", "values")
     found = divergences(judged_by_all.results, again.results)

@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from disttest.host.descendants import kill_descendants
 from disttest.host.process import Exit, adopt_orphans, fork_child, spawn_child
 
 
+@pytest.mark.slow("forks for a while in several trees")
 def test_trees_that_are_spared_may_go_on_forking():
     """A world dies and what it left is killed, while another world starts its ranks."""
 

@@ -1,5 +1,7 @@
 """Tests that are run several times, and those that failed once more."""
 
+import pytest
+
 from disttest.model import Outcome
 
 SUITE = """
@@ -46,6 +48,7 @@ def names(ended):
     return [outcome.test.nodeid.partition("::")[2] for outcome in ended.run.tests]
 
 
+@pytest.mark.slow("repeats each test three times, some in new interpreters")
 def test_each_runs_so_often_and_the_failed_one_runs_alone_afterwards(lab):
     lab.write(test_suite=SUITE, test_thread=COLLECTED_BY_RANKS)
 

@@ -124,6 +124,7 @@ def replay(lab, name, rank, *arguments, **environ):
     return lab.run("replay", f"::{name}[", "--rank", str(rank), *arguments, **environ)
 
 
+@pytest.mark.slow("records a run, and replays ranks of it")
 @pytest.mark.parametrize(
     ("name", "rank"),
     [
@@ -154,6 +155,7 @@ def test_a_hang_ends_where_it_hung(recorded):
     )
 
 
+@pytest.mark.slow("records a run, and replays ranks of it")
 def test_a_failure_fails_again_and_its_peer_meets_it_again(recorded):
     ended = replay(recorded, "test_fails", 1)
 
@@ -201,6 +203,7 @@ def test_words_that_lead_nowhere_are_answered(recorded):
     assert "give the id of one of them" in recorded.run("replay", "test_", "--rank", "0").output
 
 
+@pytest.mark.slow("records a run, and replays ranks of it")
 def test_with_record_failures_those_of_passed_tests_go(lab, nothing_left):
     ended = lab.write(test_all=TESTS).run(
         "run", "test_all.py", "--record", "failures", "-k", "exchanges or fails"
@@ -265,6 +268,7 @@ def test_what_leaves_no_recording_is_said_when_the_run_begins(lab, arguments, to
     assert len(list(ended.results.rglob("*.recording"))) == kept
 
 
+@pytest.mark.slow("records a run, and replays ranks of it")
 def test_a_debugger_stops_where_the_rank_hung(recorded):
     terminal = Terminal(recorded, "test_hangs", "--rank", "1", "--pdb", command="replay")
     terminal.read_until(lambda screen: "(Pdb) " in screen)
@@ -277,6 +281,7 @@ def test_a_debugger_stops_where_the_rank_hung(recorded):
     assert "1041" in terminal.screen
 
 
+@pytest.mark.slow("records a run, and replays ranks of it")
 @pytest.mark.parametrize(
     "test",
     [

@@ -135,6 +135,7 @@ def test_what_was_written_before_the_disk_was_full_is_whole(lab: Lab, small_disk
     assert not any("not an event" in note for note in run.notes)
 
 
+@pytest.mark.slow("each node is a new interpreter")
 @pytest.mark.parametrize("room", [0, 24 * 1024], ids=["for nothing", "for events and no log"])
 def test_a_full_disk_ends_a_run_on_nodes_as_a_fault_of_the_machine(
     lab: Lab, small_disk: Path, room: int

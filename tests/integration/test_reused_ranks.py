@@ -393,6 +393,7 @@ def test_who_does_more_gets_new_ranks_and_is_told_why(run, module_lab):
     assert "ranks: new: Refused.setUp does more" in (run.results / "junit.xml").read_text()
 
 
+@pytest.mark.slow("four commands, one of them with new ranks for each test")
 def test_who_does_not_ask_for_it_and_repetitions_have_new_ranks(lab):
     lab.write(test_ranks=HEAD + CLASSES)
     for words in ((), ("--isolation", "fresh"), (*WARM, "--repeat", "2")):
