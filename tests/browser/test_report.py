@@ -76,14 +76,17 @@ class TestFindings:
             ("test_one_rank_finishes_other_hangs", "rank 0 had finished"),
         ],
     )
-    def test_each_opens_with_its_finding_its_ranks_and_a_command(self, visit, red, name, words):
+    def test_each_opens_with_its_finding_its_ranks_and_commands(self, visit, red, name, words):
         page = visit().open(red)
         page.locator("#failures").get_by_role("button", name=re.compile(rf"::{name}\[")).click()
         sheet = page.get_by_role("dialog")
 
         expect(sheet.locator(".finding + .rest, .finding").last).to_contain_text(words)
         expect(sheet.locator(".lanes .track")).to_have_count(2)
-        expect(sheet.locator(".repeat code")).to_contain_text(f"::{name}[2xgloo]'")
+        expect(sheet.locator(".repeat code").first).to_contain_text(f"::{name}[2xgloo]'")
+        expect(sheet.locator(".repeat code").last).to_have_text(
+            re.compile(r"^disttest explain rank-[a-z-]+$")
+        )
 
     @pytest.mark.parametrize(
         ("name", "code"), [("test_segfault", "ctypes.string_at(0)"), ("test_hang", "time.sleep(600)")]
@@ -101,9 +104,11 @@ class TestFindings:
         cards = page.locator("#failures .card")
         assert cards.count() > 13
         assert page.locator("#failures").bounding_box()["height"] < 150 * cards.count()
-        expect(cards.first.locator(".repeat")).to_be_hidden()
+        for command in cards.first.locator(".repeat").all():
+            expect(command).to_be_hidden()
         cards.first.get_by_text("repeat").click()
-        expect(cards.first.locator(".repeat")).to_be_visible()
+        for command in cards.first.locator(".repeat").all():
+            expect(command).to_be_visible()
 
     def test_a_hang_shows_where_each_rank_stood(self, visit, red):
         page = visit().open(red)
