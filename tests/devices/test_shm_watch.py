@@ -194,7 +194,7 @@ def test_not_if_another_process_opens_it_then(watch, name, start):
 
 
 def test_not_if_it_is_opened_much_later(watch, name, start, monkeypatch):
-    monkeypatch.setattr(segments, "_OPENED_WITHIN_S", 0.0)
+    monkeypatch.setattr(segments, "SHM_OPENED_S", 0.0)
     ours = start()
     ours.do(CREATE.format(name))
     assert made_by(watch, ours) == []

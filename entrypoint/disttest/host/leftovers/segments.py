@@ -39,6 +39,7 @@ from disttest.host.leftovers.shared_memory import (
     unused_entries,
 )
 from disttest.host.proc import descendants, sees_all_users
+from disttest.limits import SHM_OPENED_S
 from disttest.model import Frozen
 
 _IN_CLOSE = 0x08 | 0x10
@@ -54,8 +55,6 @@ _LINKED = "sem."
 """Prefix of semaphores. glibc makes one under a random name, so the first opening is not the maker's."""
 _MOST_PENDING = 4096
 """Number of new files that are tracked; of more, the makers stay unknown."""
-_OPENED_WITHIN_S = 1.0
-"""A maker opens its file right after the kernel has reported it, unless the machine runs something else first."""
 
 
 class ShmWatch:
@@ -127,7 +126,7 @@ class ShmWatch:
         The kernel reports a file before its maker has a descriptor of it, and the report may wake this process in between.
         A file that was linked is never opened by its maker.
         """
-        return not self._opens[name] and monotonic() - self._arrived_s[name] < _OPENED_WITHIN_S
+        return not self._opens[name] and monotonic() - self._arrived_s[name] < SHM_OPENED_S
 
     def _forget(self, name: str) -> None:
         self._opens.pop(name, None)
