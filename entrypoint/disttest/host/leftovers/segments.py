@@ -22,6 +22,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,16 @@ _MOST_PENDING = 4096
 """Number of new files that are tracked; of more, the makers stay unknown."""
 
 
+@dataclass
+class _NewFile:
+    """A file that was made since the last scan."""
+
+    reported_s: float
+    """When the kernel reported it."""
+    opened: int = 0
+    """Number of times it was opened since."""
+
+
 class ShmWatch:
     """A watch over new files in a shared-memory folder, for a tree of processes.
 
@@ -67,10 +78,8 @@ class ShmWatch:
     def __init__(self, folder: Path = SHM) -> None:
         self._folder = folder
         self._fd = _watch(folder) if sees_all_users() else -1
-        self._opens: dict[str, int] = {}
-        """Name of a new file, mapped to the number of times it was opened since."""
-        self._arrived_s: dict[str, float] = {}
-        """Name of a new file, mapped to the time when it was reported."""
+        self._new: dict[str, _NewFile] = {}
+        """New files by name."""
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a file was made or opened; -1 if nothing can be watched."""
@@ -85,7 +94,7 @@ class ShmWatch:
     def has_news(self) -> bool:
         """Return whether a file was made since the last scan and still exists, by the events received so far."""
         self._take_news()
-        return bool(self._opens)
+        return bool(self._new)
 
     def made_by(self, family: Callable[[], Collection[int]]) -> tuple[ShmEntry, ...]:
         """Return the files made since the last scan that provably belong to processes of this tree.
@@ -94,7 +103,7 @@ class ShmWatch:
             family: returns the current pids of the tree.
         """
         pids = family()
-        names = list(self._opens)
+        names = list(self._new)
         early = {name for name in names if self._is_being_made(name)}
         candidates = [entry for name in names if (entry := scan_entry(self._folder / name))]
         files = {entry.identity for entry in candidates if entry.uid == os.geteuid()}
@@ -117,7 +126,7 @@ class ShmWatch:
         ]
         early -= {entry.name for entry in made}
         for name in set(names) - early:  # files that arrived meanwhile are checked next time
-            self._forget(name)
+            self._new.pop(name, None)
         return tuple(made)
 
     def _is_being_made(self, name: str) -> bool:
@@ -126,32 +135,27 @@ class ShmWatch:
         The kernel reports a file before its maker has a descriptor of it, and the report may wake this process in between.
         A file that was linked is never opened by its maker.
         """
-        return not self._opens[name] and monotonic() - self._arrived_s[name] < SHM_OPENED_S
-
-    def _forget(self, name: str) -> None:
-        self._opens.pop(name, None)
-        self._arrived_s.pop(name, None)
+        file = self._new[name]
+        return not file.opened and monotonic() - file.reported_s < SHM_OPENED_S
 
     def _is_makers(self, name: str, held_as: Collection[str]) -> bool:
         """Return whether its holders made a file: by its only opening, or under an earlier name of it."""
         if name not in held_as:
             return bool(held_as)
-        return self._opens.get(name) == 1 and not name.startswith(_LINKED)
+        return name in self._new and self._new[name].opened == 1 and not name.startswith(_LINKED)
 
     def _take_news(self) -> None:
         for name, mask in _events(self._fd):
             if mask & _IN_Q_OVERFLOW:  # events were lost
-                self._opens.clear()
-                self._arrived_s.clear()
+                self._new.clear()
             elif mask & _IN_ISDIR:  # listing the folder, or a new folder inside it
                 continue
-            elif mask & _IN_CREATE and len(self._opens) < _MOST_PENDING:
-                self._opens[name] = 0
-                self._arrived_s[name] = monotonic()
+            elif mask & _IN_CREATE and len(self._new) < _MOST_PENDING:
+                self._new[name] = _NewFile(monotonic())
             elif mask & (_IN_DELETE | _IN_MOVED_FROM):
-                self._forget(name)
-            elif mask & _IN_OPEN and name in self._opens:
-                self._opens[name] += 1
+                self._new.pop(name, None)
+            elif mask & _IN_OPEN and name in self._new:
+                self._new[name].opened += 1
 
 
 def _watch(folder: Path) -> int:
