@@ -73,16 +73,33 @@ def literals(quoted: str) -> list[str]:
 
 def id_of(message: str) -> str:
     """Return the id of a message; empty for an unknown one. Of several quotes that fit, the most literal counts."""
-    found = [
-        (sum(map(len, literals(quoted))), section.id)
-        for section in message_sections()
-        for quoted in section.messages
-        if _pattern(quoted).match(message[:_LONGEST])
-    ]
-    return max(found, default=(0, ""))[1]
+    beginning = message[:_LONGEST]
+    found = (quote for quote in _quotes(message_sections()) if quote.pattern.match(beginning))
+    return max(found, key=lambda quote: (quote.literal, quote.id), default=_NO_QUOTE).id
 
 
+class _Quote(NamedTuple):
+    """A quoted message."""
+
+    literal: int
+    """Characters that do not vary."""
+    id: str
+    pattern: re.Pattern[str]
+
+
+_NO_QUOTE = _Quote(0, "", re.compile(""))
+
+
+# Compiled once: a run looks up the message of each failed test.
 @cache
+def _quotes(sections: tuple[MessageSection, ...]) -> tuple[_Quote, ...]:
+    return tuple(
+        _Quote(sum(map(len, literals(quoted))), section.id, _pattern(quoted))
+        for section in sections
+        for quoted in section.messages
+    )
+
+
 def _pattern(quoted: str) -> re.Pattern[str]:
     text = ".+?".join(map(re.escape, literals(quoted)))
     for one, more in (
