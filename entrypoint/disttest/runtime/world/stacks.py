@@ -1,7 +1,7 @@
 """Stacks of hanging ranks: source lines of user code for Python's, and native frames.
 
-As Python does, the source line stands below the innermost frame of user code in each thread. Native frames are read by
-py-spy if the user asks for them, because py-spy stops the process and needs ptrace rights.
+The source line follows the innermost frame of user code in each thread, as in Python's tracebacks. py-spy reads native
+frames only if the user asks for them, because it stops the process and needs ptrace rights.
 """
 
 from __future__ import annotations
