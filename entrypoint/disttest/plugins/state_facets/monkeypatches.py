@@ -2,16 +2,17 @@
 
 Values count only under public names: libraries set private attributes of their modules in normal use
 (``tempfile._name_sequence``, ``torch.cuda._initialized``). A look at a module compares the identity of its values with
-those of the previous look; names are only examined after a difference.
+those of the previous look; names are only examined after a difference. A module that was not modified gets no look.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from disttest.observe import is_of_observer
+from disttest.plugins.state_facets.dict_version import DictVersion
 from disttest.runtime.rank.facet import MISSING, Facet, Values, change, presence
 
 # Modules, and classes of modules.
@@ -77,12 +78,17 @@ _PLAIN = (bool, bytes, complex, float, int, str, type(None))
 _DELETED = "deleted"
 
 
+Replaced = list[tuple[tuple[str, str], Any]]
+"""Label and name of each replaced value, with its current value."""
+
+
 class _Watched:
     """A module or a class in the state of its first look."""
 
     def __init__(self, label: str, owner: Any) -> None:
         self.owner = owner
         self._label = label.replace(":", ".")
+        self._version = DictVersion(vars(owner))
         self._seen = [*vars(owner).values()]
         self._names = frozenset(vars(owner))
         elsewhere = _OF_OTHER_FACETS.get(label, set())
@@ -91,14 +97,20 @@ class _Watched:
             for name, value in vars(owner).items()
             if _counts(name, value) and name not in elsewhere
         }
+        self._replaced: Replaced = []
 
-    def replaced(self) -> Iterator[tuple[tuple[str, str], Any]]:
-        """Yield label and name of each replaced value, with its current value."""
+    def replaced(self) -> Replaced:
+        """List label and name of each replaced value, with its current value."""
+        if self._version.may_have_changed():
+            self._replaced = self._look()
+        return self._replaced
+
+    def _look(self) -> Replaced:
         values = [*vars(self.owner).values()]
         try:
             # One comparison of lists is the usual case: `==` compares identities first and runs in C.
             if values == self._seen:
-                return
+                return []
         except Exception:  # noqa: BLE001, S110 - a value that cannot be compared is a new one
             pass
         now = vars(self.owner)
@@ -110,7 +122,7 @@ class _Watched:
         found += [((self._label, name), now[name]) for name in self._hidden(now)]
         if not found:
             self._seen = values
-        yield from found
+        return found
 
     def restore(self, name: str) -> None:
         """Restore the original value."""
@@ -137,6 +149,9 @@ def _counts(name: str, value: Any) -> bool:
 _watched: dict[str, _Watched] = {}
 # Top-level module name -> entry of ``sys.modules`` at the first look.
 _modules: dict[str, Any] = {}
+_version_of_modules = DictVersion(sys.modules)
+# Those that are other ones now.
+_replaced_now: dict[str, Any] = {}
 
 
 def _patched() -> Values:
@@ -190,18 +205,17 @@ def _describe_function(what: str, now: Any, then: Any) -> str:
 
 
 def _replaced_modules() -> Values:
+    global _replaced_now
     if not _modules:
         _modules.update({name: module for name, module in sys.modules.items() if "." not in name})
         _modules.update({label: sys.modules[label] for label in _WATCHED if label in sys.modules})
-    names = [*_modules]
-    # As above: one comparison in C instead of a loop in Python.
-    if [*map(sys.modules.get, names)] == [*_modules.values()]:
-        return {}
-    return {
-        name: sys.modules.get(name)
-        for name, module in _modules.items()
-        if sys.modules.get(name) is not module
-    }
+    if _version_of_modules.may_have_changed():
+        _replaced_now = {
+            name: sys.modules.get(name)
+            for name, module in _modules.items()
+            if sys.modules.get(name) is not module
+        }
+    return _replaced_now
 
 
 def _restore_module(name: str, then: Any) -> bool:
