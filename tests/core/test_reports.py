@@ -14,7 +14,7 @@ from lxml import etree
 from rendered import render_final
 from results_schema import results_schema
 
-from disttest.plugins.annotations.render import render_annotations
+from disttest.plugins.github.annotations import render_annotations
 from disttest.reports import aggregates
 from disttest.reports.results_json import load_results_json
 from disttest.reports.write import rebuild

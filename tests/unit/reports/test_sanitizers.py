@@ -13,7 +13,7 @@ from disttest.cli.stored_run import select
 from disttest.extras.explain.command import render_explanation
 from disttest.extras.sanitizers.choice import words_of
 from disttest.model import Cause, Outcome, PluginFinding, RankCalls, SeenCall
-from disttest.plugins.annotations.render import render_annotations
+from disttest.plugins.github.annotations import render_annotations
 from disttest.reports.aggregates import warnings_of
 from disttest.reports.junit import render_junit
 from disttest.reports.summary import render_summary

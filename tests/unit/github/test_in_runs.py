@@ -37,7 +37,7 @@ def test_elsewhere_there_are_none(end, environ) -> None:
 
 
 def test_without_the_plugin_there_are_none(end, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins = Plugins(["disttest.annotations"])
+    plugins = Plugins(["disttest.github"])
     monkeypatch.setattr(finish, "plugin_manager", lambda: plugins)
 
     assert "::error" not in end(WORKFLOW)

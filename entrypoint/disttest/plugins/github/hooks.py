@@ -1,4 +1,4 @@
-"""Hooks of annotations."""
+"""Hooks of GitHub."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def disttest_before_final_lines(run: RunResult, environ: Mapping[str, str]) -> N
     """Print the annotations inside of a workflow."""
     if environ.get("GITHUB_ACTIONS") == "true":
         from disttest import github
-        from disttest.plugins.annotations.render import render_annotations
+        from disttest.plugins.github.annotations import render_annotations
 
         github.send(sys.stdout, render_annotations(run).rstrip("\n"))

@@ -14,8 +14,8 @@ from sample_runs import ASSERTION, STACKS, SampleRun, mixed_run, rank
 
 from disttest import github
 from disttest.model import Cause, Invocation, Outcome, RankEnd
-from disttest.plugins.annotations.render import render_annotations
 from disttest.plugins.ctrf.report import ctrf_pieces
+from disttest.plugins.github.annotations import render_annotations
 from disttest.reports.junit import render_junit
 from disttest.reports.location import Repository, locate, source_line
 
