@@ -18,8 +18,8 @@ _FILES_OF_RANK = 3
 """Open files for each rank: a channel, a log, and a connection to the store (counted with 2, 8 and 24 ranks)."""
 _TASKS_OF_RANK = 5
 """Threads of a rank: its main thread, the one that answers for its collectives, and three of gloo (torch 2.13)."""
-_MEMORY_OF_RANK_MIB = 16
-"""A lower bound: with an empty test a rank has 19 MiB of private memory (``python bench/wide.py``)."""
+_MEMORY_OF_RANK_MIB = 14
+"""A lower bound: with an empty test a rank has 15 MiB of private memory (``python bench/wide.py``)."""
 _MIB = 1 << 20
 
 

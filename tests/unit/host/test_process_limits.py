@@ -78,9 +78,9 @@ def test_a_group_without_a_limit(group: CgroupMount) -> None:
 def test_the_memory(group: CgroupMount) -> None:
     (group.place / "memory.max").write_text(str(4096 << 20))
 
-    assert "" == lack_for_ranks(256, (group,))
-    assert "the memory is 4,096 MiB, and a world of 257 ranks needs 4,112 MiB: run fewer ranks" == (
-        lack_for_ranks(257, (group,))
+    assert "" == lack_for_ranks(292, (group,))
+    assert "the memory is 4,096 MiB, and a world of 293 ranks needs 4,102 MiB: run fewer ranks" == (
+        lack_for_ranks(293, (group,))
     )
 
 
