@@ -17,8 +17,8 @@ from disttest.errors import UsageError
 from disttest.extras.container.engine import EngineFacts, engine_errors
 from disttest.extras.container.left_containers import PREFIX
 from disttest.extras.container.limits import HAND_BACK_S
-from disttest.host.shared import SharedFolder
 from disttest.model import Frozen
+from disttest.plugins.gpus.leases.shared_folder import SharedFolder
 
 WORKSPACE, OWNER, SINCE = f"{PREFIX}workspace", f"{PREFIX}owner", f"{PREFIX}since"
 

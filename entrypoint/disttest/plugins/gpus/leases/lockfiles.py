@@ -27,8 +27,8 @@ from pathlib import Path
 import msgspec
 
 from disttest.errors import InfrastructureError
-from disttest.host.shared import SharedFolder, plain_text, refusal
 from disttest.model import UNREADABLE, Frozen
+from disttest.plugins.gpus.leases.shared_folder import SharedFolder, plain_text, refusal
 
 DEFAULT_DIRECTORY = Path("/run/lock/disttest")
 

@@ -15,9 +15,9 @@ import msgspec
 
 from disttest.errors import InfrastructureError
 from disttest.host.proc import read_boot_id
-from disttest.host.shared import SharedFolder, plain_text
 from disttest.model import UNREADABLE, Frozen
 from disttest.plugins.gpus.leases.lockfiles import boot_clock
+from disttest.plugins.gpus.leases.shared_folder import SharedFolder, plain_text
 
 _SUFFIX = ".quarantine"
 

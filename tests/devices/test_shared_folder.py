@@ -13,7 +13,6 @@ import pytest
 from strangers import STRANGER, as_stranger, open_folder
 
 from disttest.errors import UsageError
-from disttest.host.shared import SharedFolder
 from disttest.plugins.gpus.leases.lockfiles import (
     Holder,
     LockDirectory,
@@ -22,6 +21,7 @@ from disttest.plugins.gpus.leases.lockfiles import (
     tickets_ahead,
 )
 from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
+from disttest.plugins.gpus.leases.shared_folder import SharedFolder
 
 ADVICE = "Set DISTTEST_LEASE_DIR to a directory for leases only that all runners of this host can write to (chmod 1777)."
 IMPORTS = """
