@@ -446,6 +446,9 @@ def measure(folder: Path, targets: list[str], given: argparse.Namespace) -> None
         if failed - selected:
             escapes.append(f"{file}::{function}: {', '.join(sorted(failed - selected)[:3])}")
             print(f"escape: {escapes[-1]}", flush=True)
+    if not shares:
+        print(f"no mutation ran within {given.within:g} s")
+        return
     print(
         f"{len(shares)} mutations ran (seed {given.seed}): {caught} found by selected tests, {len(escapes)} with an escape; "
         f"selected tests: median {100 * statistics.median(shares):.1f} %, mean {100 * statistics.mean(shares):.1f} %"

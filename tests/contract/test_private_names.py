@@ -1,4 +1,5 @@
-"""Each use of a private name of torch, pytest or Python says why, and for which versions it is known to hold."""
+"""Each use of a private name of torch, pytest or Python, and each function of theirs that is replaced, says why, and for which
+versions it is known to hold."""
 
 from __future__ import annotations
 
@@ -27,6 +28,13 @@ OF_THE_MATRIX = {
 """Oldest and newest version with which ``make matrix`` runs the tests."""
 OF_CUDA = {"_cuda_hasPrimaryContext", "_activate_gpu_trace"}
 """Names that torch's CPU build lacks."""
+TO_BE_SET = {
+    *("argv", "stdin", "stdout", "stderr", "__stdout__", "__stderr__", "dont_write_bytecode"),
+    *("name", "f'__{name}__'"),  # variables
+    *("excepthook", "unraisablehook", "breakpointhook", "showwarning"),
+    *("allow_tf32", "benchmark", "deterministic", "enabled", "PRINT_OPTS", "nvmlLib"),
+}
+"""Attributes that their modules let others set."""
 MODULES = {
     "dist": "torch.distributed",
     "c10d": "torch.distributed.distributed_c10d",
@@ -38,7 +46,7 @@ MODULES = {
 
 
 class Use(NamedTuple):
-    """A line that uses a private name."""
+    """A line that uses a private name, or replaces a function."""
 
     path: Path
     line: int
@@ -50,20 +58,52 @@ class Use(NamedTuple):
         return f"{self.path.relative_to(PACKAGE)}:{self.line}"
 
 
+def imported(tree: ast.AST) -> set[str]:
+    """Names under which a file imports modules of others; functions may also get them as arguments."""
+    found = {"torch", "cuda"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("disttest"):
+            found |= {each.asname or each.name for each in node.names}
+    return found
+
+
+def replaced(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Owner and name of each attribute that a statement sets."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(each, ast.Attribute) and not isinstance(each.value, ast.Call):
+                    yield each.value, each.attr
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+        yield node.args[0], ast.unparse(node.args[1])
+
+
+def lines_that_replace(tree: ast.AST) -> set[int]:
+    modules = imported(tree)
+    found = set()
+    for node in ast.walk(tree):
+        for owner, name in replaced(node):
+            parts = re.split(r"\W+", ast.unparse(owner))
+            if parts[0] in modules and not TO_BE_SET & {name, parts[-1]}:
+                found.add(node.lineno)
+    return found
+
+
 def uses() -> Iterator[Use]:
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
-        if "noqa: SLF001" not in text:
-            continue
+        tree = ast.parse(text)
         functions = [
             (node.lineno, node.end_lineno or 0)
-            for node in ast.walk(ast.parse(text))
+            for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
-        for number, line in enumerate(text.splitlines(), 1):
-            if "noqa: SLF001" in line:
-                around = [begin for begin, end in functions if begin <= number <= end]
-                yield Use(path, number, max(around, default=number - 4))
+        private = {number for number, line in enumerate(text.splitlines(), 1) if "noqa: SLF001" in line}
+        for number in sorted(private | lines_that_replace(tree)):
+            around = [begin for begin, end in functions if begin <= number <= end]
+            yield Use(path, number, max(around, default=number - 4))
 
 
 USES = list(uses())
@@ -76,7 +116,7 @@ def reason_of(use: Use) -> str:
 
 
 @pytest.mark.parametrize("use", USES, ids=[use.place for use in USES])
-def test_a_private_name_has_a_reason_with_versions(use: Use) -> None:
+def test_a_private_name_or_replacement_has_a_reason_with_versions(use: Use) -> None:
     named = VERSIONS.findall(reason_of(use))
     assert named, f"{use.place}: say in a comment above why, and with which versions it is known to hold"
     for name, oldest, newest in named:

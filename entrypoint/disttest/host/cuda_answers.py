@@ -50,6 +50,7 @@ def answer_for_cuda(torch: Any) -> None:
     _answering = True
     if torch.version.cuda is None or hasattr(torch.cuda.current_device, "__wrapped__"):
         return
+    # Both initialise CUDA although NVML knows the answers, and torch has no setting for it (torch 2.9 to 2.15).
     torch.cuda.current_device = _answered_current_device(torch, torch.cuda.current_device)
     torch.cuda.get_device_properties = _answered_properties(torch, torch.cuda.get_device_properties)
 
@@ -58,6 +59,7 @@ def leave_answers_to_cuda(torch: Any) -> None:
     """Restore torch's own functions. Replacements that modules imported meanwhile only pass questions on."""
     global _answering
     _answering = False
+    # As above (torch 2.9 to 2.15).
     for name in ("current_device", "get_device_properties"):
         ours = getattr(torch.cuda, name)
         setattr(torch.cuda, name, getattr(ours, "__wrapped__", ours))
@@ -65,8 +67,8 @@ def leave_answers_to_cuda(torch: Any) -> None:
 
 def answer_for_numba(cuda: Any) -> None:
     """Replace ``numba.cuda.is_available()``, so that it does not initialise CUDA either."""
-    # torch's test classes call it wherever numba is installed. CuPy and JAX are not covered: a test module that asks
-    # them is named instead.
+    # torch's test classes call it wherever numba is installed (torch 2.9 to 2.15). CuPy and JAX are not covered: a test
+    # module that asks them is named instead.
     original = getattr(cuda, "is_available", None)
     if original is None:
         return

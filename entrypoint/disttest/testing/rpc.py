@@ -51,7 +51,8 @@ def dist_init(
     def new_test_method(self: Any, *args: Any, **kwargs: Any) -> Any:
         from torch.distributed.rpc import api
 
-        api._ignore_rref_leak = False  # a leaked reference fails the shutdown
+        # A leaked reference then fails the shutdown; torch's own test harness sets it, too (torch 2.9 to 2.15).
+        api._ignore_rref_leak = False
         self.worker_id = self.rank
         self.setup_fault_injection(faulty_messages, messages_to_delay)
         options = self.rpc_backend_options

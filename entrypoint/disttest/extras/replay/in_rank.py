@@ -82,7 +82,7 @@ class RankRecording:
                 self._recorder.note_unfit("it uses RPC; remote calls are not recorded")
             return original(*arguments, **named)
 
-        # torch.distributed.rpc looks this function up each time an agent starts.
+        # torch.distributed.rpc looks this function up each time an agent starts, and has no hook for it (torch 2.9 to 2.15).
         backend_registry.init_backend = init_backend
 
 

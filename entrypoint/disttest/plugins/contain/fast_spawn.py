@@ -52,7 +52,7 @@ _READ_AT_IMPORT = ("KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORC
 def use_fast_spawn() -> None:
     """Make the processes that this one spawns forks of a server from now on."""
     _Popen.server = _Server()
-    # `spawn` contexts look this class up in its module; multiprocessing has no public setting for it.
+    # `spawn` contexts look this class up in its module; multiprocessing has no setting for it (Python 3.11 to 3.13).
     popen_spawn_posix.Popen = _Popen  # type: ignore[misc,assignment]
     multiprocessing.set_forkserver_preload([*_wanted()])
 

@@ -62,6 +62,7 @@ def await_debugger(settings: WorldSettings, hold: Callable[[bool], None]) -> Sto
     debugpy.wait_for_client()
     hold(True)
     threading.Thread(target=_follow, args=(debugpy, hold), name="disttest-debugger", daemon=True).start()
+    # Unlike breakpoint(), pdb.set_trace() does not ask sys.breakpointhook (Python 3.11 to 3.13).
     sys.breakpointhook = pdb.set_trace = debugpy.breakpoint
     stop_where_raised: StopWhereRaised = debugpy.trigger_exception_handler
     return stop_where_raised

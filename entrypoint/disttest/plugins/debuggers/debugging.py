@@ -80,6 +80,7 @@ def debug_at_breakpoints(spec: RankSpec, rank: int, hold: Callable[[bool], None]
         sys.breakpointhook = debugger.stop_here
     else:
         sys.breakpointhook = _pass_by if spec.settings.is_debugged else _refuse
+    # Unlike breakpoint(), pdb.set_trace() does not ask sys.breakpointhook (Python 3.11 to 3.13).
     pdb.set_trace = sys.breakpointhook
     return debugger
 

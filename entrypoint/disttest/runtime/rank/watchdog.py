@@ -19,11 +19,11 @@ _is_running = False
 
 def count_starts() -> None:
     """Track in this process whether a test has started the timer."""
+    # faulthandler does not tell whether its timer runs (Python 3.11 to 3.13).
     faulthandler.dump_traceback_later = _counted(faulthandler.dump_traceback_later, runs=True)
     faulthandler.cancel_dump_traceback_later = _counted(faulthandler.cancel_dump_traceback_later, runs=False)
-    os.register_at_fork(
-        after_in_child=_forget
-    )  # it is a thread, and to stop one that is not there never ends
+    # The timer is a thread. A fork lacks it, and would wait for its end forever.
+    os.register_at_fork(after_in_child=_forget)
 
 
 def stop_leftover() -> tuple[str, ...]:
