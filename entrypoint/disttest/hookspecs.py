@@ -280,10 +280,24 @@ def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldSta
 
 @hookspec
 def disttest_reports_written(results: Path) -> None:
-    """Command, at the end of a run, when its reports are written and its outputs are not published yet.
+    """Command, at the end of a run, when its reports are written, before :func:`disttest_run_finished`.
 
     Args:
         results: directory of the run.
+    """
+
+
+@hookspec
+def disttest_show_summary(run: RunResult, results: Path, environ: Mapping[str, str]) -> Sequence[str]:
+    """Command, when the reports of a run are written: show its summary outside of the results directory.
+
+    Args:
+        run: result of the run.
+        results: directory of the run.
+        environ: environment of the command.
+
+    Returns:
+        Messages about lost text. A run that loses a part of its reports does not pass.
     """
 
 
@@ -294,6 +308,36 @@ def disttest_before_final_lines(run: RunResult, environ: Mapping[str, str]) -> N
     Args:
         run: result of the run.
         environ: environment of the command.
+    """
+
+
+@hookspec
+def disttest_run_finished(
+    run: RunResult | None, results: Path | None, exit_code: int, environ: Mapping[str, str]
+) -> Sequence[str]:
+    """Command, when the exit code of a run is final: publish the outcome to other programs.
+
+    Args:
+        run: result of the run; None if it ended before it had one.
+        results: directory of the run; None if ``run`` is None.
+        exit_code: exit code of the command.
+        environ: environment of the command.
+
+    Returns:
+        Messages to print.
+    """
+
+
+@hookspec
+def disttest_command_failed(exit_code: int, environ: Mapping[str, str]) -> Sequence[str]:
+    """Command, when any command of disttest ends with an error message instead of a result.
+
+    Args:
+        exit_code: exit code of the command.
+        environ: environment of the command.
+
+    Returns:
+        Messages to print.
     """
 
 

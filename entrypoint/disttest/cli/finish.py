@@ -1,17 +1,16 @@
-"""The end of a run by any path: reports on disk, the final lines on the terminal, and GitHub's outputs."""
+"""The end of a run by any path: reports on disk, the final lines on the terminal, and the outputs of plugins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from disttest.cli.words import warn
+from disttest.cli.words import warn, warn_by_plugins
 from disttest.errors import ExitCode, ReportError
 from disttest.plugin_manager import plugin_manager
-from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 from disttest.reports.terminal import print_final
 from disttest.reports.text import count
 from disttest.reports.write import write_reports
@@ -40,12 +39,14 @@ def finish_run(
         floors: minimum requirements for the run to count.
         empty_shard: whether the plan has nothing for this shard, so that an empty run passes.
         failures: whether to print each failure in full; False if that was done during the run.
-        environ: the environment, for GitHub's files.
+        environ: the environment of the command.
         keep: whether to keep the results; otherwise those of the previous run are restored.
     """
     lost = _write(run, results)
-    lost += _published(lambda: publish_summary(run, results, environ))
-    plugin_manager().call("disttest_before_final_lines", run=run, environ=environ)
+    plugins = plugin_manager()
+    shown = plugins.items("disttest_show_summary", str, run=run, results=results, environ=environ)
+    lost += [message for _, message in shown]
+    plugins.call("disttest_before_final_lines", run=run, environ=environ)
     print_final(Console(), run, results_dir=results, failures=failures)
     broken = check_floors(run, floors)
     if run.flaky_fails and run.flaky:
@@ -62,9 +63,8 @@ def finish_run(
     if code and code != run.exit_code:
         reasons = (*lost, *broken, *idle)
         record_end(results / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=reasons)
-    plugin_manager().call("disttest_reports_written", results=results)
-    for message in _published(lambda: publish_outputs(run_outputs(run, results, code), environ)):
-        warn(message)
+    plugins.call("disttest_reports_written", results=results)
+    warn_by_plugins("disttest_run_finished", run=run, results=results, exit_code=code, environ=environ)
     return code
 
 
@@ -73,15 +73,6 @@ def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:
     found_nothing = run.exit_code in (ExitCode.USAGE, ExitCode.NOTHING_COLLECTED)
     nothing_ran = not run.tests and not run.collection_errors
     return environ.get("GITHUB_ACTIONS") == "true" or not (found_nothing and nothing_ran)
-
-
-def _published(publish: Callable[[], object]) -> list[str]:
-    """Publish to GitHub's files; return a message if that fails, and let the run go on."""
-    try:
-        publish()
-    except OSError as error:
-        return [f"could not write GitHub's {error.filename or 'files'}: {error.strerror}"]
-    return []
 
 
 def _write(run: RunResult, results: Path) -> list[str]:

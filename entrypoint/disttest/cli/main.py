@@ -18,7 +18,7 @@ import disttest
 from disttest import github
 from disttest.cli.commands import list_command, report, run_command
 from disttest.cli.purposes import PURPOSES, Purpose
-from disttest.cli.words import warn
+from disttest.cli.words import warn, warn_by_plugins
 from disttest.errors import DisttestError, ExitCode
 from disttest.host.process_limits import check_limits
 from disttest.options.environment import environment
@@ -109,12 +109,6 @@ command.add_command(report)
 plugin_manager().call("disttest_addcommands", group=command)
 
 
-def _publish_failure(exit_code: int) -> None:
-    from disttest.reports.outputs import publish_failure  # imported late: most commands do not fail
-
-    publish_failure(exit_code, environment())
-
-
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the arguments at ``--``: disttest's own, and pytest's."""
     split = words.index("--") if "--" in words else len(words)
@@ -162,10 +156,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         warn(str(error))
         if known := plugin_manager().call("disttest_message_id", message=str(error)):
             warn(f"what to do: disttest explain {known}")
-        _publish_failure(error.exit_code)
+        warn_by_plugins("disttest_command_failed", exit_code=error.exit_code, environ=environment())
         _leave(error.exit_code)
     except click.UsageError as error:
-        _publish_failure(ExitCode.USAGE)
+        warn_by_plugins("disttest_command_failed", exit_code=ExitCode.USAGE, environ=environment())
         if isinstance(error, click.NoSuchOption) and (moved := replacement_of(error.option_name)):
             warn(moved)
             _leave(ExitCode.USAGE)

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import click
 
+from disttest.cli.words import warn_by_plugins
 from disttest.clock import monotonic
 from disttest.errors import SetupError, UsageError
 from disttest.host.descendants import kill_descendants
@@ -20,7 +21,6 @@ from disttest.host.process import Child, Exit, adopt_orphans, spawn_child
 from disttest.limits import SETUP_S
 from disttest.options.environment import environment
 from disttest.outgoing import outgoing
-from disttest.reports.outputs import failure_outputs, publish_outputs
 
 SHOWN_LINES = 12
 """Number of lines of the script's output in the message about its failure."""
@@ -107,5 +107,7 @@ class _Setup:
 
     def _fail(self, what: str) -> NoReturn:
         error = SetupError(f"--setup {self._script} {what}, so no test was run; its last lines:", self._tail)
-        publish_outputs(failure_outputs(error.exit_code), environment())
+        warn_by_plugins(
+            "disttest_run_finished", run=None, results=None, exit_code=error.exit_code, environ=environment()
+        )
         raise error

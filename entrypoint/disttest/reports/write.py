@@ -74,7 +74,6 @@ def _is_elsewhere(file_name: str) -> bool:
 def load_reporters() -> None:
     """Import the modules that writing needs, while there is time: none at the end of the run."""
     import disttest.reports.junit
-    import disttest.reports.outputs
     import disttest.reports.summary
     import disttest.reports.terminal  # noqa: F401
 

@@ -1,13 +1,14 @@
-"""Annotations at the end of a run: in a workflow only, above the final lines, and not without the plugin."""
+"""The end of a run in a workflow: annotations, outputs and summary, and none of them without the plugin."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from sample_runs import mixed_run
+from sample_runs import SampleRun, mixed_run
 
-from disttest.cli import finish
+from disttest.cli import finish, words
+from disttest.errors import ExitCode
 from disttest.plugin_manager import Plugins
 from disttest.results.floors import Floors
 
@@ -36,8 +37,40 @@ def test_elsewhere_there_are_none(end, environ) -> None:
     assert "::error" not in end(environ)
 
 
-def test_without_the_plugin_there_are_none(end, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_plugin_there_are_none(end, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = Plugins(["disttest.github"])
     monkeypatch.setattr(finish, "plugin_manager", lambda: plugins)
+    monkeypatch.setattr(words, "plugin_manager", lambda: plugins)
 
-    assert "::error" not in end(WORKFLOW)
+    assert "::error" not in end(WORKFLOW | files(tmp_path))
+    assert not (tmp_path / "output").exists()
+    assert not (tmp_path / "page").exists()
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {"GITHUB_OUTPUT": str(folder / "output"), "GITHUB_STEP_SUMMARY": str(folder / "page")}
+
+
+def test_outputs_and_summary_are_in_the_files_of_the_step(end, tmp_path: Path) -> None:
+    end(files(tmp_path))
+
+    assert "\nfailure\n" in (tmp_path / "output").read_text()
+    assert "disttest: failed" in (tmp_path / "page").read_text()
+
+
+@pytest.mark.parametrize(
+    ("lost", "code"), [("GITHUB_OUTPUT", ExitCode.PASSED), ("GITHUB_STEP_SUMMARY", ExitCode.INTERNAL)]
+)
+def test_a_lost_summary_is_an_error_and_lost_outputs_are_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], lost: str, code: ExitCode
+) -> None:
+    sample = SampleRun()
+    sample.test(name="test_good")
+    environ = {lost: str(tmp_path / "missing" / "file")}
+
+    ended = finish.finish_run(
+        sample.finish(), tmp_path, floors=Floors(), empty_shard=False, failures=False, environ=environ
+    )
+
+    assert code == ended
+    assert "could not write GitHub's " in capfd.readouterr().err

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import docker
 import requests
@@ -57,7 +58,7 @@ from disttest.extras.container.user_project import Project, read_project
 from disttest.host.proc import ProcessIdentity, this_process
 from disttest.limits import TICK_S
 from disttest.model import Frozen
-from disttest.reports.outputs import failure_outputs, publish_outputs, publish_summary, run_outputs
+from disttest.plugin_manager import plugin_manager
 from disttest.reports.write import write_reports
 from disttest.results.conclusion import Facts, conclude
 from disttest.results.directory import no_run_writes
@@ -101,15 +102,19 @@ class Aftermath:
         has_published = self._size("GITHUB_OUTPUT") > self._published
         if run is None:
             if not has_published or code in _INSIDE_PUBLISHES_NOTHING:
-                publish_outputs(failure_outputs(code), self._environ)
+                self._publish("disttest_run_finished", run=None, results=None, exit_code=code)
             return
         if run.reason == DIED_EARLY or (reason and run.exit_code != code):
             run = _rewrite(folder, run, code, reason, self._say)
             self._forget_summary()
-            publish_summary(run, folder, self._environ)
+            self._publish("disttest_show_summary", run=run, results=folder)
         elif has_published:
             return
-        publish_outputs(run_outputs(run, folder, code), self._environ)
+        self._publish("disttest_run_finished", run=run, results=folder, exit_code=code)
+
+    def _publish(self, hook: str, **arguments: Any) -> None:
+        for _, message in plugin_manager().items(hook, str, environ=self._environ, **arguments):
+            self._say(message)
 
     def _folder(self) -> Path:
         folder = self._results or self._working_dir / find_run((), self._working_dir)[0]

@@ -12,11 +12,12 @@ import disttest
 from disttest.cli.purposes import Purpose, serves
 from disttest.cli.run_request import read_text
 from disttest.cli.words import warn
-from disttest.errors import UsageError
+from disttest.errors import DisttestError, UsageError
 from disttest.extras.shards.shard_plan import Plan, decode_plan
 from disttest.extras.shards.shard_sources import find_plan
 from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
+from disttest.plugin_manager import plugin_manager
 from disttest.results.conclusion import Demands, final_exit_code
 from disttest.results.directory import claim
 from disttest.results.floors import check_floors, make_floors
@@ -92,13 +93,22 @@ def read_plan(path: Path | None) -> Plan | None:
 
 
 def write_merged(run: RunResult, results: Path) -> None:
-    """Write the reports of merged results, and publish outputs and summary to GitHub."""
-    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
+    """Write the reports of merged results, and have plugins publish them.
+
+    Raises:
+        DisttestError: a report could not be written or published.
+    """
     from disttest.reports.write import write_reports
 
     write_reports(run, results)
-    publish_outputs(run_outputs(run, results.absolute(), run.exit_code), environment())
-    publish_summary(run, results, environment())
+    plugins, environ = plugin_manager(), environment()
+    end = {"run": run, "results": results.absolute(), "exit_code": run.exit_code}
+    lost = [
+        *plugins.items("disttest_run_finished", str, environ=environ, **end),
+        *plugins.items("disttest_show_summary", str, environ=environ, run=run, results=results),
+    ]
+    if lost:
+        raise DisttestError("; ".join(message for _, message in lost))
 
 
 def render_merged(run: RunResult) -> str:

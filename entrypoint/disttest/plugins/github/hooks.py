@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from disttest.results.fold import RunResult
+
+
+@hookimpl
+def disttest_show_summary(run: RunResult, results: Path, environ: Mapping[str, str]) -> Sequence[str]:
+    """Show the summary on the page of the workflow run."""
+    from disttest.reports.outputs import publish_summary
+
+    return _lost(lambda: publish_summary(run, results, environ))
 
 
 @hookimpl
@@ -20,3 +29,32 @@ def disttest_before_final_lines(run: RunResult, environ: Mapping[str, str]) -> N
         from disttest.plugins.github.annotations import render_annotations
 
         github.send(sys.stdout, render_annotations(run).rstrip("\n"))
+
+
+@hookimpl
+def disttest_run_finished(
+    run: RunResult | None, results: Path | None, exit_code: int, environ: Mapping[str, str]
+) -> Sequence[str]:
+    """Write the outputs of the step."""
+    from disttest.reports.outputs import failure_outputs, publish_outputs, run_outputs
+
+    if run is None or results is None:
+        return _lost(lambda: publish_outputs(failure_outputs(exit_code), environ))
+    return _lost(lambda: publish_outputs(run_outputs(run, results, exit_code), environ))
+
+
+@hookimpl
+def disttest_command_failed(exit_code: int, environ: Mapping[str, str]) -> Sequence[str]:
+    """Write the outputs of a step whose command fails."""
+    from disttest.reports.outputs import publish_failure
+
+    return _lost(lambda: publish_failure(exit_code, environ))
+
+
+def _lost(publish: Callable[[], object]) -> list[str]:
+    """Write to GitHub's files; return a message if that fails, because the results matter more."""
+    try:
+        publish()
+    except OSError as error:
+        return [f"could not write GitHub's {error.filename or 'files'}: {error.strerror}"]
+    return []
