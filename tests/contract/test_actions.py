@@ -21,7 +21,7 @@ from disttest.extras.github_action.step import INPUTS, Input, InputKind
 from disttest.options.flags import PytestOption
 from disttest.options.registry import RUN_OPTIONS
 from disttest.planning.targets import suite_names
-from disttest.reports.outputs import OUTPUTS
+from disttest.plugins.github.outputs import OUTPUTS
 
 ACTIONS = sorted([ROOT / "action.yml", *ROOT.glob("actions/*/action.yml")])
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

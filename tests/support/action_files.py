@@ -12,7 +12,7 @@ from disttest.extras.cluster.option_rows import RUN_OPTIONS as CLUSTER_OPTIONS
 from disttest.extras.github_action.step import INPUTS, Input
 from disttest.options.option import PLANS, Option
 from disttest.options.registry import FLOOR_OPTIONS, RUN_OPTIONS, SELECTION_OPTIONS
-from disttest.reports.outputs import OUTPUTS
+from disttest.plugins.github.outputs import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN_OUTPUTS = {"matrix": "The matrix, as one line of JSON.", "plan": "The plan's file."}

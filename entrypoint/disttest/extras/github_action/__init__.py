@@ -1,1 +1,4 @@
-"""The GitHub actions: their inputs become the command that a step runs."""
+"""The GitHub actions: their inputs become the command that a step runs.
+
+It imports the plugin `github`, which writes the outputs of a step.
+"""

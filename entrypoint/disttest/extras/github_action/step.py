@@ -27,7 +27,7 @@ from disttest.options.registry import (
     options_of,
 )
 from disttest.options.values import SWITCH
-from disttest.reports.outputs import STEP_PID, publish_failure
+from disttest.plugins.github.outputs import STEP_PID, publish_failure
 
 PREFIX = "DISTTEST_INPUT_"
 MODE = "DISTTEST_STEP_MODE"

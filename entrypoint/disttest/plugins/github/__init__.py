@@ -1,1 +1,1 @@
-"""GitHub: annotations, failures and warnings next to the code in the pages of a workflow."""
+"""GitHub: annotations in the log of a workflow, outputs of a step, and the summary on the page of the run."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @hookimpl
 def disttest_show_summary(run: RunResult, results: Path, environ: Mapping[str, str]) -> Sequence[str]:
     """Show the summary on the page of the workflow run."""
-    from disttest.reports.outputs import publish_summary
+    from disttest.plugins.github.outputs import publish_summary
 
     return _lost(lambda: publish_summary(run, results, environ))
 
@@ -36,7 +36,7 @@ def disttest_run_finished(
     run: RunResult | None, results: Path | None, exit_code: int, environ: Mapping[str, str]
 ) -> Sequence[str]:
     """Write the outputs of the step."""
-    from disttest.reports.outputs import failure_outputs, publish_outputs, run_outputs
+    from disttest.plugins.github.outputs import failure_outputs, publish_outputs, run_outputs
 
     if run is None or results is None:
         return _lost(lambda: publish_outputs(failure_outputs(exit_code), environ))
@@ -46,7 +46,7 @@ def disttest_run_finished(
 @hookimpl
 def disttest_command_failed(exit_code: int, environ: Mapping[str, str]) -> Sequence[str]:
     """Write the outputs of a step whose command fails."""
-    from disttest.reports.outputs import publish_failure
+    from disttest.plugins.github.outputs import publish_failure
 
     return _lost(lambda: publish_failure(exit_code, environ))
 

@@ -9,7 +9,7 @@ import pytest
 import sample_runs
 
 from disttest.errors import ExitCode
-from disttest.reports.outputs import (
+from disttest.plugins.github.outputs import (
     OUTPUT_LIMIT,
     OUTPUTS,
     _ids,
