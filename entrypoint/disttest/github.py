@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 MAX_MESSAGE = 4096
 """Longest message of an annotation, in characters (https://github.com/actions/toolkit/issues/734)."""
@@ -27,13 +25,6 @@ _WITHOUT_WIDTH = (
 _NOTHING = f"[{_WITHOUT_WIDTH}]*"
 _COMMAND = re.compile(rf"((?:^|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])[\s{_WITHOUT_WIDTH}]*):{_NOTHING}:")
 _OLD_COMMAND = re.compile(rf"#{_NOTHING}#{_NOTHING}\[")
-
-
-class SupportsWrite(Protocol):
-    """A text file."""
-
-    def write(self, text: str, /) -> object:
-        """Write the text; the return value is ignored."""
 
 
 def escape_data(text: str) -> str:
@@ -88,12 +79,6 @@ def harmless(text: str) -> str:
     # Hiding the text behind `stop-commands` fails where the runner reads two outputs at the same time: it has only
     # one token.
     return _OLD_COMMAND.sub("## [", _COMMAND.sub(r"\1: :", text))
-
-
-def send(file: SupportsWrite, commands: str) -> None:
-    """Write disttest's own commands (lines without the last newline) into a log that defuses everything else."""
-    send_commands: Callable[[str], object] = getattr(file, "write_trusted", file.write)
-    send_commands(f"{commands}\n")
 
 
 def write_output(path: Path, name: str, value: str) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from disttest.host.event_loop import NotedSignals
     from disttest.host.findings import DeviceFinding
     from disttest.host.machine import Machine
-    from disttest.model import Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape
+    from disttest.model import CiJob, Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings
     from disttest.outgoing import OutputFilter
@@ -93,6 +93,20 @@ def disttest_output_filter() -> OutputFilter | None:
 
     Returns:
         An instance of a subclass of :class:`disttest.outgoing.OutputFilter`; None for no filter.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_ci_job(environ: Mapping[str, str]) -> CiJob | None:
+    """Command and controller: describe the job of a CI service that the process runs in.
+
+    In a job the command shows no live view, folds passed tests in the log, and keeps results even if no test ran.
+
+    Args:
+        environ: environment of the process.
+
+    Returns:
+        The job; None if these variables name none of a service that the plugin knows.
     """
 
 

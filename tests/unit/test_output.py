@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from disttest import github
-from disttest.output import Outlet, Shielded
+from disttest.output import Outlet, Shielded, write_trusted
 
 WORDS = (
     "::",
@@ -75,7 +75,7 @@ def test_commands_of_our_own_get_through_between_lines():
     written = io.BytesIO()
     stream = Shielded(io.BufferedWriter(written), github.harmless, encoding="utf-8")
     stream.write("begun")
-    github.send(stream, github.group("suite"))
+    write_trusted(stream, github.group("suite"))
     stream.flush()
 
     assert written.getvalue() == b"begun\n::group::suite\n"

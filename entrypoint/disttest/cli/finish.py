@@ -10,6 +10,7 @@ from rich.console import Console
 
 from disttest.cli.words import warn, warn_by_plugins
 from disttest.errors import ExitCode, ReportError
+from disttest.options.environment import ci_job
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.terminal import print_final
 from disttest.reports.text import count
@@ -69,10 +70,10 @@ def finish_run(
 
 
 def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:
-    """Return whether results may replace those of the previous run; outputs of a workflow's step always name them."""
+    """Return whether results may replace those of the previous run; later steps of a CI job always read them."""
     found_nothing = run.exit_code in (ExitCode.USAGE, ExitCode.NOTHING_COLLECTED)
     nothing_ran = not run.tests and not run.collection_errors
-    return environ.get("GITHUB_ACTIONS") == "true" or not (found_nothing and nothing_ran)
+    return ci_job(environ) is not None or not (found_nothing and nothing_ran)
 
 
 def _write(run: RunResult, results: Path) -> list[str]:

@@ -15,13 +15,12 @@ from typing import Any, NoReturn
 import click
 
 import disttest
-from disttest import github
 from disttest.cli.commands import list_command, report, run_command
 from disttest.cli.purposes import PURPOSES, Purpose
 from disttest.cli.words import warn, warn_by_plugins
 from disttest.errors import DisttestError, ExitCode
 from disttest.host.process_limits import check_limits
-from disttest.options.environment import environment
+from disttest.options.environment import ci_job, environment
 from disttest.options.flags import RegistryCommand
 from disttest.options.registry import replacement_of
 from disttest.output import drain_streams, outlet, steady_streams
@@ -144,8 +143,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     asked = _asked(words)
     shown = asked.shows or words[:1] in ([word] for word in _HELP)
     if not asked.is_channel:
-        on_github = environment().get("GITHUB_ACTIONS") == "true" and not asked.relays
-        steady_streams(github.harmless if on_github else None)
+        job = None if asked.relays else ci_job()
+        steady_streams(job.shield if job else None)
     ours, rest = parted(words)
     ours = _without_plugin_words(ours)
     try:

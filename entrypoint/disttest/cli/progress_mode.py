@@ -16,6 +16,7 @@ from typing import Literal
 from rich.console import Console
 
 from disttest.model import TestCase
+from disttest.options.environment import ci_job
 from disttest.outgoing import outgoing
 from disttest.planning.timings import Timings, hardware_key
 from disttest.reports.progress import Expect
@@ -90,8 +91,8 @@ def choose_progress(
     """
     _take_any_character()
     words = [*_words(environ.get("PYTEST_ADDOPTS", "")), *pytest_args]
-    on_github = environ.get("GITHUB_ACTIONS") == "true"
-    lively = progress == "live" or (progress == "auto" and sys.stdout.isatty() and not on_github)
+    job = ci_job(environ)
+    lively = progress == "live" or (progress == "auto" and sys.stdout.isatty() and job is None)
     console = Console(
         force_terminal=None if sys.stdout.isatty() else lively, no_color="--color=no" in words or None
     )
@@ -102,7 +103,7 @@ def choose_progress(
     view = make_view(
         console,
         live=lively,
-        on_github=on_github,
+        job=job,
         quiet="-q" in words or "--quiet" in words,
         results_dir=results,
         expect=_expectations(timings) if timings else None,

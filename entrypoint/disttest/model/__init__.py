@@ -43,7 +43,16 @@ from disttest.model.rank_record import (
     rank_names,
     rank_of,
 )
-from disttest.model.run_facts import CpuStep, FlakyRule, Hardware, Invocation, RunPart, ShardSpan, VerdictRule
+from disttest.model.run_facts import (
+    CiJob,
+    CpuStep,
+    FlakyRule,
+    Hardware,
+    Invocation,
+    RunPart,
+    ShardSpan,
+    VerdictRule,
+)
 
 __all__ = [
     "ALONE",
@@ -56,6 +65,7 @@ __all__ = [
     "UNREADABLE",
     "Batch",
     "Cause",
+    "CiJob",
     "Code",
     "Collective",
     "Count",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -31,13 +32,28 @@ class Hardware(Frozen):
     """UUIDs of the GPUs, by index."""
 
 
+class CiJob(Frozen):
+    """Job of a CI service whose log interprets commands."""
+
+    shield: Callable[[str], str]
+    """Makes commands in a text ineffective; disttest prints texts of tests."""
+    fold: Callable[[str], str]
+    """Returns the line that begins a foldable block with this title."""
+    end_fold: str
+    """The line that ends a foldable block."""
+    name: str = ""
+    """Name for users of other runs on the same machine."""
+    workspace: str = ""
+    """Root of the repository."""
+
+
 class Invocation(Frozen):
     """The request of a run, as far as it is needed to repeat one of its tests."""
 
     cwd: str = ""
     """Directory in which the run was started."""
     workspace: str = ""
-    """Root of the repository, if the environment names it (``GITHUB_WORKSPACE``)."""
+    """Root of the repository, if the job of a CI service names it."""
     bundled: bool = False
     """Whether its tests are suites that come with disttest."""
     options: dict[str, str] = msgspec.field(default_factory=dict)

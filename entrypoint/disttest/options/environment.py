@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from disttest.plugin_manager import plugin_manager
+
+if TYPE_CHECKING:
+    from disttest.model import CiJob
 
 HASH_SEED = "PYTHONHASHSEED"
 
@@ -22,6 +28,17 @@ def hash_seed(seed: int, environ: Mapping[str, str] | None = None) -> dict[str, 
 def environment() -> Mapping[str, str]:
     """Return the variables of this process."""
     return dict(os.environ)  # noqa: TID251
+
+
+def ci_job(environ: Mapping[str, str] | None = None) -> CiJob | None:
+    """Return the job of a CI service that this process runs in; None if there is none.
+
+    Args:
+        environ: the environment; that of this process unless given.
+    """
+    given = environment() if environ is None else environ
+    job: CiJob | None = plugin_manager().call("disttest_ci_job", environ=given)
+    return job
 
 
 def remove_from_environment(names: Iterable[str]) -> None:

@@ -13,9 +13,9 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
-from disttest import github
 from disttest.limits import HEARTBEAT_S, PROMPT_S
-from disttest.model import Outcome, TestResult
+from disttest.model import CiJob, Outcome, TestResult
+from disttest.output import write_trusted
 from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup
 from disttest.reports.failures import STYLES, FailurePrinter
@@ -49,7 +49,7 @@ class RunView(Protocol):
 
 
 class PlainView:
-    """View for logs: one block per test. On GitHub passed tests are folded, suite by suite."""
+    """View for logs: one block per test. In a CI job passed tests are folded, suite by suite."""
 
     shows_failures = True
 
@@ -57,14 +57,14 @@ class PlainView:
         self,
         console: Console,
         *,
-        on_github: bool = False,
+        job: CiJob | None = None,
         quiet: bool = False,
         results_dir: Path | None = None,
         expect: Expect | None = None,
     ) -> None:
         self._progress = Progress(expect=expect)
         self._console = console
-        self._on_github = on_github
+        self._job = job
         self._quiet = quiet
         self._results_dir = results_dir
         # Suite -> lines to print when the suite is complete.
@@ -135,7 +135,7 @@ class PlainView:
         elif result.outcome is Outcome.NOT_RUN:
             # There are as many as the run has left out; its end counts them, with the reason.
             pass
-        elif self._on_github:
+        elif self._job:
             self._held.setdefault(outcome.test.suite, []).append(line)
         elif not self._quiet:
             self._say(line)
@@ -154,13 +154,13 @@ class PlainView:
     def _release(self, suite: str) -> None:
         lines = self._held.pop(suite)
         title = f"{one_line(suite)}: {count(len(lines), 'test')} went well"
-        if self._quiet:
+        if self._quiet or self._job is None:
             self._say(Text(title))
             return
-        github.send(self._console.file, github.group(title))
+        write_trusted(self._console.file, self._job.fold(title))
         for line in lines:
             self._say(line)
-        github.send(self._console.file, github.end_group())
+        write_trusted(self._console.file, self._job.end_fold)
 
     def _say(self, line: Text) -> None:
         self._spoke_at_s = self._progress.now_s
@@ -168,8 +168,8 @@ class PlainView:
 
     def _show_cut_lines(self, end: str = "") -> None:
         for error, text in self._cut.items():
-            # GitHub shows no line before it ends, and there is no user to answer a prompt.
-            if text and (end or not self._on_github):
+            # The log of a job shows no line before it ends, and there is no user to answer a prompt.
+            if text and (end or not self._job):
                 self._cut[error] = ""
                 self._write(text + end, error=error)
 
@@ -214,7 +214,7 @@ def make_view(
     console: Console,
     *,
     live: bool,
-    on_github: bool = False,
+    job: CiJob | None = None,
     quiet: bool = False,
     results_dir: Path | None = None,
     expect: Expect | None = None,
@@ -224,7 +224,7 @@ def make_view(
     Args:
         console: console to print to; it decides on colour and width.
         live: whether a user watches; a terminal that cannot move its cursor gets lines anyway.
-        on_github: whether to fold passed tests.
+        job: the CI job that shows the output; passed tests are folded in its log.
         quiet: whether to print only the number of passed tests.
         results_dir: directory of the ranks' logs.
         expect: returns the expected duration of a test, for the remaining time.
@@ -232,4 +232,4 @@ def make_view(
     # TERM=dumb cannot move the cursor.
     if live and console.is_terminal and not console.is_dumb_terminal:
         return LiveView(console, expect=expect)
-    return PlainView(console, on_github=on_github, quiet=quiet, results_dir=results_dir, expect=expect)
+    return PlainView(console, job=job, quiet=quiet, results_dir=results_dir, expect=expect)

@@ -12,12 +12,15 @@ from rich.console import Console
 from sample_runs import EPOCH_S, SampleRun, mixed_run, rank, stopped_run
 
 from disttest.model import Outcome
+from disttest.plugins.github.hooks import disttest_ci_job
 from disttest.reports.live import LiveView, render_live
 from disttest.reports.progress import Progress, status_line
 from disttest.reports.terminal import print_final
 from disttest.reports.text import shorten
 from disttest.reports.views import PlainView, make_view
 from disttest.results.events import CollectionFailed, Noted, TestCollected, TestFinished
+
+JOB = disttest_ci_job({"GITHUB_ACTIONS": "true"})
 
 
 def console(*, width: int = 100, terminal: bool = False) -> Console:
@@ -205,20 +208,20 @@ class TestPlainView:
 
     def test_on_github_what_went_well_is_folded_when_its_suite_is_complete(self):
         where = console()
-        view = PlainView(where, on_github=True)
+        view = PlainView(where, job=JOB)
         fed(view, sample_of_three())
         lines = said(where).splitlines()
 
         assert lines[-4] == "::group::ddp: 2 tests went well"
         assert lines[-1] == "::endgroup::"
 
-    @pytest.mark.parametrize("on_github", [False, True])
-    def test_tests_that_the_run_did_not_come_to_have_no_line_each(self, on_github):
+    @pytest.mark.parametrize("job", [None, JOB])
+    def test_tests_that_the_run_did_not_come_to_have_no_line_each(self, job):
         sample = SampleRun()
         sample.test(name="test_good")
         sample.test(Outcome.NOT_RUN, name="test_after", message="not run: stopping", seconds=0.0)
         where = console()
-        view = PlainView(where, on_github=on_github)
+        view = PlainView(where, job=job)
         fed(view, sample)
         view.close()
 
@@ -230,7 +233,7 @@ class TestPlainView:
         sample = sample_of_three()
         sample.events.insert(1, TestCollected(at_s=EPOCH_S, test=pending("test_never")))
         where = console()
-        view = PlainView(where, on_github=True)
+        view = PlainView(where, job=JOB)
         fed(view, sample)
         assert "::group::" not in said(where)
         view.close()

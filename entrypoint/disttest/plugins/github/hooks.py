@@ -10,7 +10,26 @@ from typing import TYPE_CHECKING
 from disttest.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from disttest.model import CiJob
     from disttest.results.fold import RunResult
+
+
+@hookimpl
+def disttest_ci_job(environ: Mapping[str, str]) -> CiJob | None:
+    """Describe the job of the workflow."""
+    if not _in_workflow(environ):
+        return None
+    from disttest import github
+    from disttest.model import CiJob
+
+    name = filter(None, map(environ.get, ("GITHUB_REPOSITORY", "GITHUB_JOB", "GITHUB_RUN_ID")))
+    return CiJob(
+        name=" ".join(name),
+        workspace=environ.get("GITHUB_WORKSPACE", ""),
+        shield=github.harmless,
+        fold=github.group,
+        end_fold=github.end_group(),
+    )
 
 
 @hookimpl
@@ -24,11 +43,11 @@ def disttest_show_summary(run: RunResult, results: Path, environ: Mapping[str, s
 @hookimpl
 def disttest_before_final_lines(run: RunResult, environ: Mapping[str, str]) -> None:
     """Print the annotations inside of a workflow."""
-    if environ.get("GITHUB_ACTIONS") == "true":
-        from disttest import github
+    if _in_workflow(environ):
+        from disttest.output import write_trusted
         from disttest.plugins.github.annotations import render_annotations
 
-        github.send(sys.stdout, render_annotations(run).rstrip("\n"))
+        write_trusted(sys.stdout, render_annotations(run).rstrip("\n"))
 
 
 @hookimpl
@@ -49,6 +68,10 @@ def disttest_command_failed(exit_code: int, environ: Mapping[str, str]) -> Seque
     from disttest.plugins.github.outputs import publish_failure
 
     return _lost(lambda: publish_failure(exit_code, environ))
+
+
+def _in_workflow(environ: Mapping[str, str]) -> bool:
+    return environ.get("GITHUB_ACTIONS") == "true"
 
 
 def _lost(publish: Callable[[], object]) -> list[str]:

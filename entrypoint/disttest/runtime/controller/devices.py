@@ -12,7 +12,7 @@ from disttest.host.cpu import detect_host
 from disttest.host.machine import Machine
 from disttest.limits import IDLE_S
 from disttest.model import Batch, Frozen, Slot, TestResult, WorldShape
-from disttest.options.environment import environment
+from disttest.options.environment import ci_job
 from disttest.options.run import RunOptions
 from disttest.options.values import AUTO, check_provided
 from disttest.planning.backends import accelerated, is_accelerator
@@ -56,9 +56,8 @@ def asked_accelerator(options: RunOptions) -> str:
 
 def name_run(arguments: list[str]) -> str:
     """Name this run for other runs on the host: its command, and its CI job if there is one."""
-    environ = environment()
-    job = " ".join(filter(None, map(environ.get, ("GITHUB_REPOSITORY", "GITHUB_JOB", "GITHUB_RUN_ID"))))
-    return f"disttest {' '.join(arguments)}" + (f" ({job})" if job else "")
+    job = ci_job()
+    return f"disttest {' '.join(arguments)}" + (f" ({job.name})" if job and job.name else "")
 
 
 class Devices:
