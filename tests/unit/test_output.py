@@ -10,8 +10,8 @@ from github_log import commands_in
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from disttest import github
 from disttest.output import Outlet, Shielded, write_trusted
+from disttest.plugins.github import commands
 
 WORDS = (
     "::",
@@ -37,7 +37,7 @@ def shielded(pieces: list[str]) -> str:
     reader, writer = os.pipe()
     try:
         stream = Shielded(
-            io.BufferedWriter(Outlet(writer)), github.harmless, encoding="utf-8", errors="replace"
+            io.BufferedWriter(Outlet(writer)), commands.harmless, encoding="utf-8", errors="replace"
         )
         for piece in pieces:
             stream.write(piece)
@@ -64,18 +64,18 @@ def test_no_text_in_whatever_pieces_is_a_command(pieces):
 @given(st.text())
 def test_text_that_is_no_command_stays_as_it_is(text):
     if "::" not in text and "##" not in text and ":" not in text:
-        assert github.harmless(text) == text
+        assert commands.harmless(text) == text
 
 
 def test_a_command_is_shown_as_what_it_was():
-    assert github.harmless("a::b\n  ::error::x ##[group]y\n") == "a::b\n  : :error::x ## [group]y\n"
+    assert commands.harmless("a::b\n  ::error::x ##[group]y\n") == "a::b\n  : :error::x ## [group]y\n"
 
 
 def test_commands_of_our_own_get_through_between_lines():
     written = io.BytesIO()
-    stream = Shielded(io.BufferedWriter(written), github.harmless, encoding="utf-8")
+    stream = Shielded(io.BufferedWriter(written), commands.harmless, encoding="utf-8")
     stream.write("begun")
-    write_trusted(stream, github.group("suite"))
+    write_trusted(stream, commands.group("suite"))
     stream.flush()
 
     assert written.getvalue() == b"begun\n::group::suite\n"

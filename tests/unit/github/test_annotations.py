@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_runs import ASSERTION, STACKS, SampleRun, mixed_run, rank
 
-from disttest import github
 from disttest.model import Cause, Invocation, Outcome, RankEnd
 from disttest.plugins.ctrf.report import ctrf_pieces
+from disttest.plugins.github import commands
 from disttest.plugins.github.annotations import render_annotations
 from disttest.reports.junit import render_junit
 from disttest.reports.location import Repository, locate, source_line
@@ -258,26 +258,26 @@ class TestProblemMatcher:
 class TestGithub:
     def test_percent_is_escaped_first_and_properties_more_than_data(self):
         assert (
-            github.command("error", "100%\r\n::x", title="a:b,c%")
+            commands.command("error", "100%\r\n::x", title="a:b,c%")
             == "::error title=a%3Ab%2Cc%25::100%25%0D%0A::x"
         )
 
     def test_long_messages_are_cut_visibly(self):
-        line = github.annotation("error", "x" * 5000)
+        line = commands.annotation("error", "x" * 5000)
 
         assert line == "::error::" + "x" * 4095 + "…"
 
     def test_a_line_without_a_file_means_nothing(self):
-        assert github.annotation("warning", "m", line=3) == "::warning::m"
+        assert commands.annotation("warning", "m", line=3) == "::warning::m"
 
     @pytest.mark.slow("hypothesis draws many examples")
     @given(st.text(), st.text())
     def test_no_text_leaves_its_line(self, message, title):
-        assert len(github.annotation("error", message, title=title).split("\n")) == 1
+        assert len(commands.annotation("error", message, title=title).split("\n")) == 1
 
     def test_an_output_can_not_end_itself_early(self, tmp_path):
         path = tmp_path / "output"
-        github.write_output(path, "report-path", "a\nend\nb")
+        commands.write_output(path, "report-path", "a\nend\nb")
         name, delimiter = path.read_text().splitlines()[0].split("<<")
 
         assert name == "report-path"
@@ -286,16 +286,16 @@ class TestGithub:
     @pytest.mark.parametrize("name", ["", "a=b", "a\nb", "a<<b"])
     def test_the_name_of_an_output_is_checked(self, tmp_path, name):
         with pytest.raises(ValueError, match="not the name of an output"):
-            github.write_output(tmp_path / "output", name, "x")
+            commands.write_output(tmp_path / "output", name, "x")
 
     def test_a_summary_that_would_not_fit_is_not_written(self, tmp_path):
         path = tmp_path / "summary"
-        assert github.append_summary(path, "a" * 1_000_000)
-        assert not github.append_summary(path, "b" * 100_000)
+        assert commands.append_summary(path, "a" * 1_000_000)
+        assert not commands.append_summary(path, "b" * 100_000)
         assert "b" not in path.read_text()
 
     def test_groups(self):
-        assert (github.group("a\nb"), github.end_group()) == ("::group::a b", "::endgroup::")
+        assert (commands.group("a\nb"), commands.end_group()) == ("::group::a b", "::endgroup::")
 
 
 def test_cause_decides_the_line_not_the_outcome():

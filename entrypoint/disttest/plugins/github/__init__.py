@@ -1,1 +1,1 @@
-"""GitHub: annotations in the log of a workflow, outputs of a step, and the summary on the page of the run."""
+"""GitHub: annotations and folds in the log of a workflow, outputs of a step, and the summary on the page of the run."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from disttest import github
 from disttest.model import Cause
+from disttest.plugins.github import commands
 from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup, Warned, warnings_of
 from disttest.reports.location import Repository, locate
 from disttest.reports.text import clean, count, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 
-NAMED = github.MAX_ANNOTATIONS - 1
+NAMED = commands.MAX_ANNOTATIONS - 1
 """The last annotation counts the failures that are not shown."""
 
 
@@ -28,12 +28,12 @@ def render_annotations(run: RunResult) -> str:
 def _capped(level: str, lines: list[str], noun: str) -> list[str]:
     # GitHub drops annotations of a step beyond this number without a message:
     # https://github.com/actions/toolkit/pull/734
-    if len(lines) <= github.MAX_ANNOTATIONS:
+    if len(lines) <= commands.MAX_ANNOTATIONS:
         return lines
     rest = count(len(lines) - NAMED, f"more {noun}")
     return [
         *lines[:NAMED],
-        github.annotation(level, f"{rest}: see the summary, report.html or junit.xml", title=rest),
+        commands.annotation(level, f"{rest}: see the summary, report.html or junit.xml", title=rest),
     ]
 
 
@@ -45,13 +45,13 @@ def _errors(run: RunResult, repository: Repository) -> Iterator[str]:
     if run.flaky_fails:
         yield from (_flaky(test, repository, "error") for test in run.flaky)
     if run.reason and not run.bad:
-        yield github.annotation("error", one_line(run.reason), title="disttest: the run ended early")
+        yield commands.annotation("error", one_line(run.reason), title="disttest: the run ended early")
 
 
 def _not_collected(error: CollectionError, repository: Repository) -> str:
     file = repository.relative(error.nodeid.partition("::")[0])
     title = one_line(f"{error.nodeid} could not be collected", 200)
-    return github.annotation("error", shorten(clean(error.message), 3000), title=title, file=file, line=1)
+    return commands.annotation("error", shorten(clean(error.message), 3000), title=title, file=file, line=1)
 
 
 def _failure(group: FailureGroup, repository: Repository) -> str:
@@ -63,7 +63,7 @@ def _failure(group: FailureGroup, repository: Repository) -> str:
     if machine:
         title = f"infrastructure: {title}"
     words = [group.message, aggregates.who(test.final), f"repeat: {group.repeat}"]
-    return github.annotation(
+    return commands.annotation(
         "error",
         "\n".join(word for word in words if word),
         title=title,
@@ -86,13 +86,13 @@ def _warnings(run: RunResult, repository: Repository) -> Iterator[str]:
             file = repository.relative(test.test.file)
             message = f"left behind: {one_line(', '.join(leaks), 1000)}"
             title = f"{_title(test)} leaks"
-            yield github.annotation("warning", message, title=title, file=file, line=max(1, test.test.line))
+            yield commands.annotation("warning", message, title=title, file=file, line=max(1, test.test.line))
 
 
 def _warned(warned: Warned, repository: Repository) -> str:
     finding, place = warned.finding, warned.place(repository)
     words = (finding.message, finding.effect, finding.advice, f"in {warned.whose}")
-    return github.annotation(
+    return commands.annotation(
         "warning",
         "\n".join(map(one_line, words)),
         title=warned.title,
@@ -105,6 +105,6 @@ def _flaky(test: TestOutcome, repository: Repository, level: str) -> str:
     first = test.first_bad
     message = f"passed at attempt {test.final.attempt}; attempt {first.attempt}: {aggregates.finding(first)}"
     file = repository.relative(test.test.file)
-    return github.annotation(
+    return commands.annotation(
         level, message, title=f"{_title(test)} is flaky", file=file, line=max(1, test.test.line)
     )

@@ -19,16 +19,16 @@ def disttest_ci_job(environ: Mapping[str, str]) -> CiJob | None:
     """Describe the job of the workflow."""
     if not _in_workflow(environ):
         return None
-    from disttest import github
     from disttest.model import CiJob
+    from disttest.plugins.github import commands
 
     name = filter(None, map(environ.get, ("GITHUB_REPOSITORY", "GITHUB_JOB", "GITHUB_RUN_ID")))
     return CiJob(
         name=" ".join(name),
         workspace=environ.get("GITHUB_WORKSPACE", ""),
-        shield=github.harmless,
-        fold=github.group,
-        end_fold=github.end_group(),
+        shield=commands.harmless,
+        fold=commands.group,
+        end_fold=commands.end_group(),
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from disttest import github
 from disttest.errors import ExitCode
+from disttest.plugins.github import commands
 from disttest.reports.aggregates import tally
 from disttest.reports.write import reporters
 from disttest.results.fold import RunResult
@@ -123,7 +123,7 @@ def publish_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> N
     """Write the outputs of the step, if this is one."""
     if file := environ.get("GITHUB_OUTPUT"):
         for name, value in outputs.items():
-            github.write_output(Path(file), name, value)
+            commands.write_output(Path(file), name, value)
 
 
 def publish_failure(exit_code: int, environ: Mapping[str, str]) -> None:
@@ -142,5 +142,5 @@ def publish_summary(run: RunResult, results_dir: Path, environ: Mapping[str, str
     file, written = environ.get("GITHUB_STEP_SUMMARY"), Path(_path(results_dir, "summary"))
     if not file or not written.exists():
         return
-    if not github.append_summary(Path(file), render_summary(run, results_dir, links=False)):
-        github.append_summary(Path(file), f"The summary is too long for this page: see `{written}`.")
+    if not commands.append_summary(Path(file), render_summary(run, results_dir, links=False)):
+        commands.append_summary(Path(file), f"The summary is too long for this page: see `{written}`.")
