@@ -25,7 +25,8 @@ TOLERATED = 100
 """Lines by which the core may grow before the file has to say so: repairs need some."""
 FEATURES = re.compile(
     r"chaos|sanitiz|deadlock|replay|kubernetes|slurm|resident|spmd|hypothesis|allure|debugpy|emulated|coverage|xdist"
-    r"|masking|deepspeed|gloo_loops|flight[_ ]?recorder",
+    # Links to issues are no feature.
+    r"|masking|deepspeed|gloo_loops|flight[_ ]?recorder|github(?!\.com)",
     re.IGNORECASE,
 )
 WAITS = re.compile(r"select\.(?:poll|epoll|select)\(|\b(?:Default|Poll|Epoll)Selector\(")

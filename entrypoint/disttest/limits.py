@@ -92,7 +92,7 @@ RETRY_FIRST_PAUSE_S = 0.5
 RETRY_LONGEST_PAUSE_S = 30.0
 """Pauses between attempts that a machine spoiled: about half a second at first, doubled each time up to the longest."""
 
-# --- the end of a run, from the inside out: GitHub sends SIGINT, 7.5 s later SIGTERM, 2.5 s later SIGKILL
+# --- the end of a run, from the inside out: a CI runner sends SIGINT, 7.5 s later SIGTERM, 2.5 s later SIGKILL
 # https://github.com/actions/runner/issues/1309
 
 WORLD_POOL_CANCEL_S = 2.5

@@ -85,7 +85,7 @@ class RegistryCommand(click.Command):
     is_channel = False
     """Whether its standard output is a channel to another process."""
     relays = False
-    """Whether it passes on the output of another disttest command, including that command's GitHub commands."""
+    """Whether it passes on the output of another disttest command, including the commands to a CI service in it."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, with the flags for help."""

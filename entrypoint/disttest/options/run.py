@@ -1,6 +1,6 @@
 """The options of a run: flags and variables as one frozen record.
 
-A flag overrides the variable, and the variable the default. An empty string means "not set", as GitHub passes it.
+A flag overrides the variable, and the variable the default. An empty string means "not set", as CI services pass it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class FailurePrinter:
     def _head(self, group: FailureGroup) -> Iterator[Text]:
         test = group.first
         style = STYLES[aggregates.classify(test)]
-        # In the form of a compiler message, so that editors and GitHub's problem matcher can link to the line.
+        # In the form of a compiler message, so that editors and problem matchers can link to the line.
         place = None if test.final.cause is Cause.INFRASTRUCTURE else locate(test, self._repository)
         yield Text(f"{place}: error: {group.message}" if place else f"✗ {group.message}", style=style)
         if len(group.tests) > 1:

@@ -1,4 +1,4 @@
-"""``summary.md``: the run for GitHub's step summary, shortened step by step until it fits."""
+"""``summary.md``: the run as Markdown, shortened step by step until the page of a CI service accepts it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed
 
 MAX_BYTES = 1024 * 1024 - 16 * 1024
-"""GitHub drops a summary larger than 1 MiB as a whole; some room is left for text that others append."""
+"""A CI service drops a summary larger than 1 MiB as a whole; some room is left for text that others append."""
 
 LOG_TAILS = 4
 """Number of ranks whose log is shown, the culprit's first; the others are links."""
@@ -59,7 +59,7 @@ def render_summary(
     """Return the summary as Markdown. Logs are excerpted from ``results_dir``; without it they are left out.
 
     Links to logs are relative to the results directory. Without ``links`` they are plain paths, for a place without the
-    logs: GitHub's step summary.
+    logs: the page of a CI service.
 
     The text is never longer than ``max_bytes``; its end states what was cut.
     """

@@ -142,8 +142,8 @@ def _exit_code_of(facts: Facts) -> ExitCode:
 _GRAVITY = (
     ExitCode.INTERRUPTED,
     ExitCode.FAILED,
-    # 128 and above is a signal. It ranks below a failure, because GitHub cancels the other shards after one has failed.
-    128,  # and above: a signal. GitHub cancels the other shards once one has failed, which must not hide that
+    # 128 and above is a signal. A CI service cancels the other shards once one has failed, which must not hide the failure.
+    128,
     ExitCode.DEADLINE,
     ExitCode.INTERNAL,
     ExitCode.USAGE,

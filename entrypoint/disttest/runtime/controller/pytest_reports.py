@@ -171,7 +171,7 @@ def _category(name: str) -> type[Warning]:
 
 
 def masked_report(config: pytest.Config, report: pytest.TestReport) -> pytest.TestReport:
-    """Mask a report, including the values that its output asks GitHub to mask."""
+    """Mask a report, including the values that its output asks to mask."""
     for _, content in sections_of(report):
         outgoing.learn(content.encode("utf-8", "surrogatepass"))
     if not outgoing.active:
