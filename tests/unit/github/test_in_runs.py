@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from sample_runs import SampleRun, mixed_run
 
 from disttest.cli import finish, words
-from disttest.errors import ExitCode
+from disttest.errors import DisttestError, ExitCode
+from disttest.extras.shards.merge_command import write_merged
 from disttest.plugin_manager import Plugins
+from disttest.plugins.github.hooks import disttest_ci_job, disttest_command_failed
+from disttest.plugins.github.outputs import STEP_PID
 from disttest.results.floors import Floors
 
 WORKFLOW = {"GITHUB_ACTIONS": "true"}
@@ -74,3 +78,34 @@ def test_a_lost_summary_is_an_error_and_lost_outputs_are_a_warning(
 
     assert code == ended
     assert "could not write GitHub's " in capfd.readouterr().err
+
+
+def test_merged_results_have_outputs_and_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file in files(tmp_path).items():
+        monkeypatch.setenv(name, file)
+    write_merged(mixed_run(tmp_path), tmp_path)
+
+    assert "\nfailure\n" in (tmp_path / "output").read_text()
+    assert "disttest: failed" in (tmp_path / "page").read_text()
+
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "missing" / "page"))
+    with pytest.raises(DisttestError, match=r"could not write GitHub.s .*page: No such file"):
+        write_merged(mixed_run(tmp_path), tmp_path)
+
+
+def test_only_the_process_of_the_step_publishes_that_its_command_failed(tmp_path: Path) -> None:
+    output, environ = tmp_path / "output", files(tmp_path)
+    disttest_command_failed(ExitCode.USAGE, environ | {STEP_PID: "1"})
+    assert not output.exists()
+
+    disttest_command_failed(ExitCode.USAGE, environ | {STEP_PID: str(os.getpid())})
+    assert "\nerror\n" in output.read_text()
+
+
+def test_a_job_has_the_name_and_the_repository_of_its_variables() -> None:
+    variables = {"GITHUB_REPOSITORY": "org/it", "GITHUB_JOB": "gpus", "GITHUB_WORKSPACE": "/work"}
+    job = disttest_ci_job(WORKFLOW | variables)
+
+    assert job is not None
+    assert ("org/it gpus", "/work") == (job.name, job.workspace)
+    assert disttest_ci_job(variables) is None
