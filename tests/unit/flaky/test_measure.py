@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -228,6 +229,39 @@ def test_no_trial_after_others_without_others():
 
     assert not any(trial.before for trial in simulated.tried)
     assert AFTER.name not in {name for name, _ in simulated.said}
+
+
+class Timed(Simulated):
+    """A test whose repetitions take a second each; a run ends with the part of the time that it may take."""
+
+    def attempt(self, trial: Trial) -> Outcomes:
+        if not self.left:
+            raise Enough
+        times = min(trial.times, math.ceil(self.left * trial.share))
+        self.left = max(0, self.left - times)
+        self.tried.append(trial)
+        return Outcomes(failed={n: self.fails(trial, n) for n in range(1, times + 1)})
+
+
+@pytest.mark.parametrize("seconds", [40, 60])
+def test_slow_runs_without_a_failure_leave_half_of_the_time_to_perturbations(seconds):
+    found = Timed(lambda _trial, _number: False, trials=seconds).measure()
+
+    assert found.plain.ran <= seconds / 2 + 2
+    assert AFTER.name in found.perturbed
+    assert found.untried
+    assert not {*found.untried} & {*found.perturbed}
+
+
+def test_the_other_tests_that_break_one_are_found_although_its_runs_are_slow():
+    found = Timed(lambda trial, _number: bool(trial.before), trials=60).measure()
+
+    assert found.verdict.cause is Cause.ORDER
+    assert found.untried == ()
+
+
+def test_nothing_is_named_as_untried_after_the_failure_that_was_asked_for():
+    assert Simulated(lambda _trial, _number: True).measure(until_fail=True).untried == ()
 
 
 @settings(max_examples=15)

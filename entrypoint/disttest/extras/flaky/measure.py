@@ -22,6 +22,8 @@ CONFIRMATIONS = 3
 """Runs after the other tests: each is a start of pytest."""
 _MOST = 640
 """Repetitions in one run at most. Each round has twice as many as the one before."""
+_SHARES = (1 / 4, 1 / 3)
+"""Parts of the remaining time for the two plain runs of a round, so that half of it is left for perturbations."""
 
 
 class Trial(Frozen):
@@ -33,6 +35,8 @@ class Trial(Frozen):
     seed: int = 0
     before: tuple[str, ...] = ()
     """Tests that run first."""
+    share: float = 1.0
+    """Part of the remaining time that the run may take."""
 
 
 class Outcomes(Frozen):
@@ -114,6 +118,14 @@ class Measurement:
         return self._smallest
 
     @property
+    def untried(self) -> tuple[str, ...]:
+        """Perturbations for which the time did not suffice, although the cause is not known."""
+        if self.verdict.is_known or (self._until_fail and self.has_failed):
+            return ()
+        table = (row for row in self.table if self._others or row != AFTER)
+        return tuple(row.name for row in table if row.name not in self.perturbed)
+
+    @property
     def has_failed(self) -> bool:
         """Whether any run has failed."""
         return any(each.failed for each in (self.plain, *self.perturbed.values()))
@@ -130,9 +142,7 @@ class Measurement:
                 self._narrow()
 
     def _round(self, times: int, seed: int) -> None:
-        trial = Trial(times=times, seed=seed)
-        first = self._run("plain", trial)
-        second = self._run("plain", trial)
+        first, second = (self._run("plain", Trial(times=times, seed=seed, share=share)) for share in _SHARES)
         self.pairs += _pairs(first.failed, second.failed)
         for number, failed in first.failed.items():
             if failed and second.failed.get(number):

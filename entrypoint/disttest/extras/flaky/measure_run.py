@@ -69,7 +69,7 @@ class TrialRuns(Frozen):
             Enough: no time is left.
             UsageError: the test cannot run.
         """
-        left_s = self.ends_at_s - monotonic()
+        left_s = (self.ends_at_s - monotonic()) * trial.share
         if left_s <= 0:
             raise Enough
         folder = self.results / f"{1 + sum(1 for each in self.results.iterdir() if each.is_dir()):03}"
@@ -151,6 +151,8 @@ class Report(Frozen, omit_defaults=False):
     rows: tuple[Row, ...]
     command: str
     """Command that reproduces the failure with the smallest perturbation; empty if the test never failed."""
+    untried: tuple[str, ...] = ()
+    """Perturbations for which the time did not suffice, although the cause is not known."""
 
     @property
     def has_failed(self) -> bool:
@@ -177,6 +179,7 @@ def report_on(nodeid: str, measurement: Measurement, command: Callable[[Trial, b
             _row(name, tally) for name, tally in {"plain": measurement.plain, **measurement.perturbed}.items()
         ),
         command=command(trial, certain) if trial else "",
+        untried=measurement.untried,
     )
 
 
@@ -205,6 +208,8 @@ def describe(report: Report) -> Iterator[str]:
     sure = f" ({min(99.9, 100 * report.confidence):.1f} % sure)" if report.confidence else ""
     by = f", shown by {report.by}" if report.by else ""
     yield f"cause: {report.cause}{by}{sure}"
+    if report.untried:
+        yield f"not tried: {', '.join(report.untried)}; give more time with --budget"
     if report.command:
         yield f"again: {report.command}"
 
