@@ -219,6 +219,10 @@ class RankRecord(Frozen):
     """Whether it was still running at the test's deadline."""
     ended_for: str = ""
     """Word of the plugin that found why no rank could make progress, if disttest ended the rank for that reason."""
+    woken: bool = False
+    """Whether it was a thread that was woken from its wait because another one had failed."""
+    not_awaited: bool = False
+    """Whether the test started this rank and ended without waiting for it."""
     pid: int = 0
     log: str = ""
     """Its log file, relative to the results directory."""

@@ -147,12 +147,26 @@ class _Document:
     def cases(self, tests: list[TestOutcome]) -> Iterator[bytes]:
         for start in range(0, len(tests), CHUNK):
             chunk = tests[start : start + CHUNK]
-            extras = [(self.made.attributes(test), [*self.made.extras(test)]) for test in chunk]
+            extras = [
+                _Extras(
+                    self.made.attributes(test),
+                    [*self.made.extras(test)],
+                    is_xfail=test.final.outcome is Outcome.XFAILED,
+                )
+                for test in chunk
+            ]
             yield from _cases([self.made.case(test) for test in chunk], extras)
 
 
-_Extras = tuple[dict[str, str], list[ElementTree.Element]]
-_NOTHING: _Extras = ({}, [])
+class _Extras(NamedTuple):
+    """Parts of a case that junit-xml does not write."""
+
+    attributes: dict[str, str]
+    elements: list[ElementTree.Element]
+    is_xfail: bool
+
+
+_NOTHING = _Extras({}, [], is_xfail=False)
 
 
 def _insert_attempts(case: ElementTree.Element, elements: Iterable[ElementTree.Element]) -> None:
@@ -211,17 +225,16 @@ def _around(element: ElementTree.Element) -> tuple[bytes, bytes]:
 def _cases(cases: list[junit_xml.TestCase], extras: Sequence[_Extras] = ()) -> Iterator[bytes]:
     """Yield the elements of cases in the dialect."""
     suite: ElementTree.Element = junit_xml.TestSuite("", cases).build_xml_doc()
-    for case, (attributes, elements) in zip_longest(suite.iter("testcase"), extras, fillvalue=_NOTHING):
+    for case, more in zip_longest(suite.iter("testcase"), extras, fillvalue=_NOTHING):
         assert isinstance(case, ElementTree.Element)
-        _insert_attempts(case, elements)
-        _conform(case)
-        for name in attributes.keys() - case.attrib.keys():
-            case.set(name, attributes[name])
+        _insert_attempts(case, more.elements)
+        _conform(case, is_xfail=more.is_xfail)
+        for name in more.attributes.keys() - case.attrib.keys():
+            case.set(name, more.attributes[name])
         yield ElementTree.tostring(case, encoding="utf-8")
 
 
-def _conform(case: ElementTree.Element) -> None:
+def _conform(case: ElementTree.Element, *, is_xfail: bool) -> None:
     case.set("time", f"{float(case.get('time', SHORTEST_S)):.3f}")
     for skipped in case.iter("skipped"):
-        expected = skipped.get("message", "").startswith("expected failure")
-        skipped.set("type", "pytest.xfail" if expected else "pytest.skip")
+        skipped.set("type", "pytest.xfail" if is_xfail else "pytest.skip")

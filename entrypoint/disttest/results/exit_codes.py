@@ -18,8 +18,6 @@ TEST_ERROR = 10
 
 
 NO_RANKS = "no rank was started, so nothing was tested (torch's harness passes such a test)"
-WOKEN = "was woken from its wait, because another thread had failed"
-NEVER_JOINED = "the test ended without waiting for this rank"
 
 
 class TestSkip(NamedTuple):

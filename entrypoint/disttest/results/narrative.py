@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from disttest.model import MAIN_RANK, Cause, Outcome, RankEnd, RankRecord, TestResult, rank_names
-from disttest.results.exit_codes import WOKEN
 from disttest.results.hang_findings import HARNESS
 from disttest.results.rulings import is_disagreement
 
@@ -105,8 +104,8 @@ def how_failed(result: TestResult) -> str:
 
 def _describe_end(record: RankRecord, culprit: int | None) -> str:
     after = "" if record.failed_after_s is None else f" after {record.failed_after_s:.2f} s"
-    if record.message == WOKEN:
-        return WOKEN
+    if record.woken:
+        return record.message
     if record.ended_for:
         return f"raised {record.in_flight}, then {record.message}" if record.in_flight else record.message
     if record.end is RankEnd.KILLED:

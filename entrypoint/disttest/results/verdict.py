@@ -341,15 +341,10 @@ def _kind(record: RankRecord) -> tuple[str, str] | None:
 def _shared_accusation(ranks: Sequence[RankRecord]) -> str:
     first = ranks[0]
     if not first.has_failed:
-        return f"all {len(ranks)} ranks {_plural(first.message)}"
+        return f"each of the {len(ranks)} ranks {first.message}"
     where = "" if first.phase == "call" else f" in {first.phase}"
     same = all(rank.message == first.message for rank in ranks)
     return f"all {len(ranks)} ranks failed{where}{':' if same else ', rank 0:'} {first.message}"
-
-
-def _plural(what: str) -> str:
-    """Convert the description of one rank to the plural: ``was killed … before it reported``."""
-    return re.sub(r"^was\b", "were", what).replace("before it reported", "before they reported")
 
 
 def _notes_of(cause: HangCause | None, ruling: Ruling) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ def failed_then_exited(rank, after_s, message="ValueError: no"):
 def test_ranks_that_crash_alike_are_told_together():
     result = verdict(signalled(0, 0.1), signalled(1, 0.2))
 
-    assert "all 2 ranks were killed by SIGSEGV in call, before they reported" == result.message
+    assert "each of the 2 ranks was killed by SIGSEGV in call, before it reported" == result.message
     assert (Outcome.ERROR, None, ()) == (result.outcome, result.culprit, result.victims)
 
 

@@ -17,7 +17,6 @@ import msgspec
 from disttest.clock import monotonic, sleep
 from disttest.model import Outcome, RankEnd, RankRecord
 from disttest.outgoing import shorten
-from disttest.results.exit_codes import WOKEN
 from disttest.results.hang_findings import HARNESS
 from disttest.results.headline import headline, raised_line
 from disttest.results.verdict import is_consequence
@@ -81,7 +80,8 @@ def _thread_record(rank: int, raised: tuple[int, BaseException] | None, log: str
     if isinstance(error, unittest.SkipTest):
         return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=str(error))
     if isinstance(error, SystemExit):
-        return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", message=WOKEN, log=log)
+        message = "was woken from its wait, because another thread had failed"
+        return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", message=message, woken=True, log=log)
     message, details = describe(error)
     return msgspec.structs.replace(
         passed,

@@ -16,7 +16,7 @@ from disttest.limits import RANK_TERM_S, RANKS_LEAVE_S
 from disttest.model import Outcome, RankEnd, RankRecord
 from disttest.outgoing import shorten
 from disttest.plugins.launching_classes.inheritance import Inheritance
-from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, read_record
+from disttest.results.exit_codes import TEST_ERROR, ExitRule, read_record
 from disttest.results.headline import raised_line
 from disttest.runtime.messages.phases import PhaseBoard, PhaseCell
 from disttest.runtime.messages.protocol import Leave, Variables, clean_text
@@ -166,7 +166,10 @@ def foreign_record(rank: int, code: int | None, after_s: float, traceback: str =
 
 def blame_for_waiting(record: RankRecord) -> RankRecord:
     """Return the record of a rank that its test never waited for."""
-    return msgspec.structs.replace(record, outcome=Outcome.FAILED, hung=False, message=NEVER_JOINED)
+    message = "the test ended without waiting for this rank"
+    return msgspec.structs.replace(
+        record, outcome=Outcome.FAILED, hung=False, message=message, not_awaited=True
+    )
 
 
 class RanksWereUsed(Exception):

@@ -25,7 +25,7 @@ from disttest.model import (
     WorldKind,
 )
 from disttest.plugin_manager import plugin_manager
-from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
+from disttest.results.exit_codes import NO_RANKS
 from disttest.results.rulings import disagreement
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
@@ -69,7 +69,7 @@ def judge_adapted(
         )
 
     # A test that fails before it joins its ranks explains why they were left running.
-    waited_for = not any(rank.message == NEVER_JOINED for rank in ranks)
+    waited_for = not any(rank.not_awaited for rank in ranks)
     by_ranks = ruled(ranks) if ranks and (waited_for or not _main_is_bad(main)) else None
     main_decides = main.outcome in (Outcome.XFAILED, Outcome.XPASSED) or rule is VerdictRule.TORCH
     if by_ranks is not None and by_ranks.outcome.is_bad and not main_decides:

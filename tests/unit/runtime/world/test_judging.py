@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule, WorldKind
-from disttest.results.exit_codes import NEVER_JOINED
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
 from disttest.runtime.world.attempt import MainAttempt, RankProgress
 from disttest.runtime.world.judging import judge_attempt
@@ -37,9 +36,16 @@ def judged(main, *joined, kind=WorldKind.THREADS, done=None):
     return judge_attempt(attempt, world_id="w1", rule=VerdictRule.STRICT)
 
 
-def ranks(message, *, threads=False):
+def ranks(message, *, threads=False, not_awaited=False):
     good = RankRecord(rank=0, end=RankEnd.REPORTED, outcome=Outcome.PASSED, phase="call")
-    bad = RankRecord(rank=1, end=RankEnd.REPORTED, outcome=Outcome.FAILED, phase="call", message=message)
+    bad = RankRecord(
+        rank=1,
+        end=RankEnd.REPORTED,
+        outcome=Outcome.FAILED,
+        phase="call",
+        message=message,
+        not_awaited=not_awaited,
+    )
     return RanksJoined(records=(good, bad), threads=threads)
 
 
@@ -56,13 +62,24 @@ def test_threads_whose_failure_was_caught_say_nothing():
     assert Outcome.PASSED is judged(Outcome.PASSED, ranks("ValueError: caught", threads=True)).outcome
 
 
-@pytest.mark.parametrize("message", ["ValueError: no", NEVER_JOINED])
-def test_processes_count_whatever_the_main_process_makes_of_them(message):
+@pytest.mark.parametrize("not_awaited", [False, True])
+def test_processes_count_whatever_the_main_process_makes_of_them(not_awaited):
     """Such a class counts as one with threads where it has a join_or_run of its own."""
-    result = judged(Outcome.PASSED, ranks(message))
+    message = "ValueError: no"
+    result = judged(Outcome.PASSED, ranks(message, not_awaited=not_awaited))
 
     assert result.outcome.is_bad
     assert message in result.message
+
+
+@pytest.mark.parametrize(
+    ("not_awaited", "told"), [(False, "ValueError: no"), (True, "RuntimeError: Thread 1 …")]
+)
+def test_a_test_that_fails_before_it_waits_for_its_ranks_speaks_for_itself(not_awaited, told):
+    result = judged(Outcome.FAILED, ranks("ValueError: no", not_awaited=not_awaited), kind=WorldKind.MAIN)
+
+    assert result.outcome.is_bad
+    assert told in result.message
 
 
 def alike(outcome, size, message=""):
