@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from disttest.results.fold import RunResult
     from disttest.results.repeat import Run
     from disttest.runtime.controller.devices import Devices
+    from disttest.runtime.controller.run_watch import RunWatch
     from disttest.runtime.controller.session import TestSelection
     from disttest.runtime.controller.target_host import TargetHost
     from disttest.runtime.controller.wanted_worlds import OwnWorld
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from disttest.runtime.world.judged_attempt import JudgedAttempt
     from disttest.runtime.world.rank_watch import RankWatch
     from disttest.runtime.world.world_supervisor import WorldSupervisor
+    from disttest.runtime.world.world_watch import WorldWatch
 
 PROJECT = "disttest"
 """Name of the entry point group, and pluggy's name of this interface."""
@@ -220,6 +222,18 @@ def disttest_around_run(request: RunRequest) -> AbstractContextManager[Mapping[s
     Returns:
         A context that is active until the reports are written; None for nothing. Its value maps fields of options to the
         new text of each option.
+    """
+
+
+@hookspec
+def disttest_watch_run(results: Callable[[], Path]) -> RunWatch | None:
+    """Command, and controller of plain pytest, before the first test starts: watch the machine until the run ends.
+
+    Args:
+        results: returns the current path of the results directory.
+
+    Returns:
+        An instance of a subclass of :class:`disttest.runtime.controller.run_watch.RunWatch`; None not to watch.
     """
 
 
@@ -789,6 +803,18 @@ def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
 
     Returns:
         A subclass of :class:`disttest.runtime.world.world_supervisor.WorldSupervisor`; None for the usual one.
+    """
+
+
+@hookspec
+def disttest_watch_world(results: Callable[[], Path]) -> WorldWatch | None:
+    """World, before its first process starts: watch the machine while the world runs tests.
+
+    Args:
+        results: returns the current path of the results directory.
+
+    Returns:
+        An instance of a subclass of :class:`disttest.runtime.world.world_watch.WorldWatch`; None not to watch.
     """
 
 

@@ -305,7 +305,7 @@ def test_a_killed_worlds_files_are_removed_by_whoever_is_left(tmp_path, name):
     words = f"shared memory {name} (4096 bytes) was left by test_x; it was removed"
     assert list(remove_made(made)) == [("test_x", words)]
     assert not (SHM / name).exists()
-    assert list(segments.remove()) == []
+    assert list(segments.clean()) == []
 
 
 def test_what_somebody_uses_still_stays(name, start):

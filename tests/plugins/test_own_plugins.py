@@ -259,6 +259,35 @@ FAILS = """
 
 
     @hookimpl
+    def disttest_watch_world(results):
+        from disttest.runtime.world.world_watch import WorldWatch
+
+        class Watch(WorldWatch):
+            def look(self, nodeid, *, at_once=False):
+                fail("look_around")
+
+            def clean(self):
+                fail("clean_world")
+                return [("", "the world is clean")]
+
+        fail("watch_world")
+        return Watch()
+
+
+    @hookimpl
+    def disttest_watch_run(results):
+        from disttest.runtime.controller.run_watch import RunWatch
+
+        class Watch(RunWatch):
+            def clean(self, attempts):
+                yield attempts()[0].nodeid, "the run is clean"
+                fail("clean_run")
+
+        fail("watch_run")
+        return Watch()
+
+
+    @hookimpl
     def disttest_join_watch(place, data):
         from disttest.runtime.rank.waits import WatchedRank
 
@@ -493,6 +522,11 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
         ("notes_on_tests", "disttest_notes_on_tests"),
         ("around_worlds", "disttest_around_worlds"),
         ("watch_ranks", "disttest_watch_ranks"),
+        ("watch_world", "disttest_watch_world"),
+        ("look_around", "disttest_watch_world"),
+        ("clean_world", "disttest_watch_world"),
+        ("watch_run", "disttest_watch_run"),
+        ("clean_run", "disttest_watch_run"),
         ("join_watch", "disttest_join_watch"),
         ("rank_environment", "disttest_rank_environment"),
     ],
@@ -502,6 +536,17 @@ def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing
 
     assert ExitCode.PASSED != ended.exit_code
     assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in ended.output
+
+
+def test_watches_over_the_machine_add_notes_of_the_run_and_of_tests(failing):
+    runs = [failing.run("run", "test_calls.py", "-k", "one"), failing.pytest("-k", "one", results="plain")]
+
+    for ended in runs:
+        assert ExitCode.PASSED == ended.exit_code, ended.output
+        assert "the world is clean" in ended.run.notes
+        assert any(
+            note.endswith("test_calls.py::test_one[2xgloo]: the run is clean") for note in ended.run.notes
+        )
 
 
 def test_a_plugin_that_fails_to_add_reporters_is_named_and_the_run_is_not_green(failing):

@@ -252,7 +252,7 @@ class Segments:
         self._made += made
         _write(self._results() / LEDGER, made)
 
-    def remove(self) -> tuple[tuple[str, str], ...]:
+    def clean(self) -> tuple[tuple[str, str], ...]:
         """Remove the recorded files that still exist."""
         # Call it after the processes ended; return node id and description of each.
         self._watch.close()

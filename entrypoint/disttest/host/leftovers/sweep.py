@@ -30,21 +30,17 @@ class Sweep:
         self._before = {entry.identity for entry in scan_shm().values()}
 
     def clean(self, attempts: Callable[[], Collection[TestResult]]) -> Iterator[tuple[str, str]]:
-        """Remove files that the run's processes left; yield ``(description, node id)`` for each, for the journal."""
+        """Remove files that the run's processes left; yield node id and description of each."""
         # New, unused files of this user whose maker is unknown are reported in one note with the tests that ran at
         # that time. They may belong to any program.
-        for nodeid, words in remove_made(take_ledger(self._results())):
-            yield words, nodeid
+        yield from remove_made(take_ledger(self._results()))
         new = unused_entries(lambda entry: entry.identity not in self._before)
         ran = attempts() if new else ()
         described = list(filter(None, (describe_leftover(entry, ran) for entry in new)))
         if described:
             more = [f"{len(described) - _MOST_NAMED} more"] if len(described) > _MOST_NAMED else []
             names = ", ".join([*described[:_MOST_NAMED], *more])
-            yield (
-                f"new and unused in shared memory: {names}. Their owner is not known, so they are kept",
-                "",
-            )
+            yield "", f"new and unused in shared memory: {names}. Their owner is not known, so they are kept"
 
 
 def describe_leftover(entry: ShmEntry, attempts: Collection[TestResult]) -> str:

@@ -201,7 +201,7 @@ class IsolatedWorld(WorldSupervisor):
         return super()._judged(attempt)
 
     def _look(self) -> None:
-        self._on_shared_memory()
+        self._look_around()
         self._look_below()
 
     def _look_below(self) -> None:

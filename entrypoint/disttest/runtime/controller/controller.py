@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from disttest.clock import monotonic
+from disttest.errors import PluginError
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
@@ -275,6 +276,8 @@ class Controller(Listener):
         reason = closed.reason if closed else f"its world process ended with {ended}"
         self._recorder.world_ended(world.world_id, reason, self._cpu_steps_of(world))
         plugin_manager().call("disttest_world_ended", scratch=Path(world.order.scratch_dir))
+        if closed and closed.plugin_error:
+            raise PluginError(closed.plugin_error)
         for nodeid, left in closed.leftovers if closed else ():
             self._recorder.noted(left, nodeid)
         for note in closed.notes if closed else ():

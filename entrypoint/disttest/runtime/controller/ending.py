@@ -10,15 +10,14 @@ import atexit
 import multiprocessing
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import NoReturn, cast
 
 import msgspec
 import pytest
 
-from disttest.errors import JournalError, ReportError
-from disttest.host.leftovers.sweep import Sweep
+from disttest.errors import JournalError, PluginError, ReportError
 from disttest.outgoing import outgoing
 from disttest.reports.write import write_reports
 from disttest.results.conclusion import Conclusion, Process, conclude, facts_of
@@ -28,6 +27,7 @@ from disttest.results.fold import Folding, RunResult, fold
 from disttest.results.journal import Journal
 from disttest.results.relay import hide_what_was_learned
 from disttest.runtime.controller.run_recorder import RunRecorder
+from disttest.runtime.controller.run_watch import RunWatch, clean_up
 
 # pytest prints the module and the name of the class before the reason: `! _pytest.outcomes.Exit: REASON !`. Users know
 # neither.
@@ -42,7 +42,7 @@ def leave_session(reason: str, exit_code: int) -> NoReturn:
 def end_run(
     recorder: RunRecorder,
     directory: ResultsDirectory | None,
-    sweep: Sweep,
+    watches: Mapping[str, RunWatch],
     *,
     exit_code: int,
     reason: str,
@@ -54,7 +54,7 @@ def end_run(
     Args:
         recorder: recorder of the run.
         directory: results directory, released afterwards; None if no reports are wanted.
-        sweep: knows the shared memory that existed before the run.
+        watches: plugin name -> its watch over the run.
         exit_code: exit code of pytest.
         reason: why the run ended early; empty if it did not.
         notes: further notes on the run.
@@ -72,8 +72,11 @@ def end_run(
                 recorder.noted(restored)
             for note in notes:
                 recorder.noted(note)
-            for message, nodeid in sweep.clean(lambda: reading.result().attempts):
-                recorder.noted(message, nodeid)
+            try:
+                for nodeid, message in clean_up(watches, lambda: reading.result().attempts):
+                    recorder.noted(message, nodeid)
+            except PluginError as error:
+                exit_code, reason = error.exit_code, str(error)
             if not listed:
                 exit_code, reason = _concluded(reading.result(), exit_code, reason)
             recorder.run_finished(exit_code, reason)

@@ -17,7 +17,6 @@ import pytest
 
 from disttest.clock import monotonic
 from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
-from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
 from disttest.limits import REFUSAL_S
 from disttest.model import Frozen, Slot, TestCase, WorldKind
@@ -46,6 +45,7 @@ from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
 from disttest.runtime.controller.ordinary import OrdinaryTests
 from disttest.runtime.controller.run_recorder import RunRecorder
+from disttest.runtime.controller.run_watch import RunWatch, watch_run
 from disttest.runtime.controller.session_options import (
     ASKED,
     OPTIONS,
@@ -123,7 +123,8 @@ class RunSession:
         self.hazard_watch = HazardWatch()
         self.workplace: Workplace | None = None
         self.recorder: RunRecorder | None = None
-        self._sweep: Sweep | None = None
+        # Plugin name -> its watch over the run.
+        self._watches: dict[str, RunWatch] = {}
         self.reason = ""
         # None if no results are wanted, or if another process owns them.
         self._directory: ResultsDirectory | None = None
@@ -318,7 +319,7 @@ class RunSession:
         """Close the journal and, unless the command does it, write the reports."""
         if self.devices is not None:
             self.devices.release()
-        if self.recorder is None or self._sweep is None:
+        if self.recorder is None:
             return
         reason = self.reason or str(session.shouldfail or session.shouldstop or "")
         if not reason and exit_code == ExitCode.INTERRUPTED:
@@ -340,7 +341,7 @@ class RunSession:
         session.exitstatus = end_run(
             self.recorder,
             self._directory,
-            self._sweep,
+            self._watches,
             exit_code=exit_code,
             reason=reason,
             notes=notes,
@@ -408,7 +409,9 @@ class RunSession:
         leave_if_copy()
         machine = self.devices.machine if self.devices else this_machine()
         workplace = self.workplace = self._make_workplace()
-        self._sweep = Sweep(lambda: workplace.results)
+        # The command watches its runs itself.
+        if not self._supervised:
+            self._watches = watch_run(lambda: workplace.results)
         journal = Journal(workplace.results / FILE_NAME, fd=self.work.journal)
         # The command has recorded its own options already.
         started = next(journal.events(), None)

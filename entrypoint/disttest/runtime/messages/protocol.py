@@ -256,6 +256,8 @@ class WorldClosed(Message):
     """Node id and description of each thing that a test left and the world cleaned up."""
     survivors: tuple[int, ...] = ()
     """Pids that could not be killed; their slots must not be used again."""
+    plugin_error: str = ""
+    """Error of a plugin that watches the machine; it ends the run."""
     cpu_steps: tuple[CpuStep, ...] = ()
     """CPU steps of the world and its ranks, if measured."""
 

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +20,10 @@ import msgspec
 
 import disttest
 from disttest.clock import monotonic
-from disttest.errors import ExitCode, JournalError
+from disttest.errors import ExitCode, JournalError, PluginError
 from disttest.host.compute_threads import asked_threads, single_threaded
 from disttest.host.descendants import kill_descendants
 from disttest.host.event_loop import NotedSignals, wait_any
-from disttest.host.leftovers.sweep import Sweep
 from disttest.host.oom import Shortage
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
 from disttest.limits import DEADLINE_MARGIN_S, PYTEST_LEAVE_S, PYTEST_TERM_S, SUPERVISOR_CANCEL_S, TICK_S
@@ -44,6 +43,7 @@ from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.results.relay import hide_what_was_learned
 from disttest.runtime.controller.orders import ControllerOrder, given_order
+from disttest.runtime.controller.run_watch import RunWatch, clean_up, watch_run
 from disttest.runtime.messages.leaving import LeaveBoard
 from disttest.runtime.supervisor.follow import Watch
 from disttest.runtime.supervisor.reaper import Reaper
@@ -157,7 +157,7 @@ def run_supervised(
     # found at the end.
     adopt_orphans()
     processes = plugin_manager().call("disttest_processes_of_run", options=options) or (PytestProcess(),)
-    sweep, shortage = Sweep(lambda: directory.home.now()), Shortage()
+    watches, shortage = watch_run(lambda: directory.home.now()), Shortage()
     watch = Watch(journal.path, view, journal.now)
     until_s = monotonic() + options.deadline if options.deadline else math.inf
     ends: list[_End] = []
@@ -173,7 +173,7 @@ def run_supervised(
         _append(journal, watch, Noted(at_s=journal.now(), message=f"not run with {process.name}: see above"))
     for message in shortage.notes():
         _append(journal, watch, Noted(at_s=journal.now(), message=message))
-    _close_journal(journal, ends, watch, sweep, directory)
+    _close_journal(journal, ends, watch, watches, directory)
     hide_what_was_learned(directory.path)
     # Events folded on the way may contain secrets that were learned later.
     run = fold(journal.events()) if outgoing.active else watch.folding.result()
@@ -340,7 +340,11 @@ class _Supervisor:
 
 
 def _close_journal(
-    journal: Journal, ends: Sequence[_End], watch: Watch, sweep: Sweep, directory: ResultsDirectory
+    journal: Journal,
+    ends: Sequence[_End],
+    watch: Watch,
+    watches: Mapping[str, RunWatch],
+    directory: ResultsDirectory,
 ) -> None:
     """Write the end of the run as the last line of the journal."""
     # The child died in the middle of a write.
@@ -349,8 +353,11 @@ def _close_journal(
     if restored := directory.restore(journal):
         _append(journal, watch, Noted(at_s=journal.now(), message=restored))
     run = watch.folding.result()
-    for message, nodeid in sweep.clean(lambda: run.attempts):
-        _append(journal, watch, Noted(at_s=journal.now(), message=message, nodeid=nodeid))
+    try:
+        for nodeid, message in clean_up(watches, lambda: run.attempts):
+            _append(journal, watch, Noted(at_s=journal.now(), message=message, nodeid=nodeid))
+    except PluginError as error:
+        ends = [*ends, _End(Conclusion(error.exit_code, str(error)))]
     if watch.trouble:
         message = f"the live view of the run was stopped: {watch.trouble}"
         _append(journal, watch, Noted(at_s=journal.now(), message=message))

@@ -18,15 +18,15 @@ from typing import Any
 import msgspec
 
 from disttest.clock import monotonic
+from disttest.errors import PluginError
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.descendants import children_of, kill_descendants, name_strays
-from disttest.host.leftovers.segments import Segments
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.host.process_limits import lack_for_ranks
 from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_COLLECT_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.model import ALONE, TestCase, TestResult, WorldKind, WorldShape
 from disttest.outgoing import outgoing
-from disttest.plugin_manager import plugin_manager
+from disttest.plugin_manager import blaming, plugin_manager
 from disttest.runtime.messages.phases import PhaseBoard
 from disttest.runtime.messages.protocol import (
     Cancel,
@@ -45,6 +45,7 @@ from disttest.runtime.world.judged_attempt import JudgedAttempt
 from disttest.runtime.world.judging import judge_with_plugins, representing_reports
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
 from disttest.runtime.world.store import has_store, host_store, open_rendezvous
+from disttest.runtime.world.world_watch import WorldWatch
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
 """Starts a rank from its specification, its end of the channel, and the descriptors that it must close."""
@@ -83,7 +84,11 @@ class WorldSupervisor:
         # Node id of each started test with its start on the monotonic clock.
         self._began: list[tuple[str, float]] = []
         self._store: Any = None
-        self._segments = Segments(order.home.now)
+        # Plugin name -> its watch over the machine.
+        self._world_watches = plugin_manager().named(
+            "disttest_watch_world", WorldWatch, results=order.home.now
+        )
+        self._plugin_error = ""
         self._marks = CpuMarks("world", asked=order.settings.cpu_steps)
 
     def run(self) -> None:
@@ -97,10 +102,10 @@ class WorldSupervisor:
         terminations = SignalLine(signal.SIGTERM)
         self._ranks.loop.watch(terminations, lambda: self._on_sigterm(terminations.read()))
         self._ranks.loop.watch(self._controller, self._on_controller)
-        if self._segments.fileno() >= 0:
-            self._ranks.loop.watch(self._segments, self._on_shared_memory)
-            # The inotify descriptor may rest while files are created; the tick catches those.
-            self._ranks.on_tick = self._on_shared_memory
+        for watch in self._watches_with_fd():
+            self._ranks.loop.watch(watch, self._look_around)
+        # A watch may rest although its descriptor is readable; the tick makes up for that.
+        self._ranks.on_tick = self._look_around
         try:
             self._start_ranks()
             self._run_tests()
@@ -220,7 +225,7 @@ class WorldSupervisor:
             if not self._is_good:
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
-            self._on_shared_memory(at_once=True)
+            self._look_around(at_once=True)
             self._report(attempt, result, representing_reports(attempt, result) if judged.speaks else ())
             self._marks.mark("verdict")
             # A rank that died after its last message is noticed here, before the next test is assigned to
@@ -336,8 +341,7 @@ class WorldSupervisor:
         while (left := self._strays()) and monotonic() < limit_s:
             self._ranks.loop.wait(TICK_S)
         strays = name_strays(left, self._began)
-        self._ranks.loop.ignore(self._segments)
-        return tuple(what for _, what in (*strays, *self._segments.remove()))
+        return tuple(what for _, what in (*strays, *self._clean()))
 
     def _strays(self) -> set[int]:
         """List living descendants that are not ranks."""
@@ -379,8 +383,29 @@ class WorldSupervisor:
         for message in messages:
             self._on_order(message)
 
-    def _on_shared_memory(self, *, at_once: bool = False) -> None:
-        self._segments.look(self._began[-1][0] if self._began else "", at_once=at_once)
+    def _look_around(self, *, at_once: bool = False) -> None:
+        nodeid = self._began[-1][0] if self._began else ""
+        self._ask_watches(lambda watch: watch.look(nodeid, at_once=at_once))
+
+    def _clean(self) -> tuple[tuple[str, str], ...]:
+        """Have the watches clean up; they may close their descriptors."""
+        for watch in self._watches_with_fd():
+            self._ranks.loop.ignore(watch)
+        notes: list[tuple[str, str]] = []
+        self._ask_watches(lambda watch: notes.extend(watch.clean()))
+        return tuple(notes)
+
+    def _watches_with_fd(self) -> list[WorldWatch]:
+        return [watch for watch in self._world_watches.values() if watch.fileno() >= 0]
+
+    def _ask_watches(self, question: Callable[[WorldWatch], None]) -> None:
+        """Call each watch; if one fails, the controller ends the run once this world has ended its processes."""
+        for name, watch in self._world_watches.items():
+            try:
+                with blaming(name, "disttest_watch_world"):
+                    question(watch)
+            except PluginError as error:
+                self._plugin_error = self._plugin_error or str(error)
 
     def _on_order(self, message: object) -> None:
         if isinstance(message, Cancel):
@@ -410,7 +435,7 @@ class WorldSupervisor:
     def _close(self) -> None:
         self._controller.flush()
         self._ranks.logs.withdraw()
-        self._on_shared_memory(at_once=True)
+        self._look_around(at_once=True)
         attempt = self._ranks.attempt
         broken = attempt is None or not self._is_healthy(attempt)
         # Ranks of a broken world often wait for a lost peer and cannot leave, so they get less time.
@@ -421,7 +446,7 @@ class WorldSupervisor:
         leftovers = name_strays(self._strays(), self._began)
         # The world adopts every orphan below it, so all remaining descendants belong to its tests.
         survivors = kill_descendants(spare=())
-        leftovers += self._segments.remove()
+        leftovers += self._clean()
         # The stacks contain names of files and functions, unmasked.
         if outgoing.active:
             for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
@@ -435,6 +460,7 @@ class WorldSupervisor:
                     notes=notes,
                     leftovers=leftovers,
                     survivors=survivors,
+                    plugin_error=self._plugin_error,
                     cpu_steps=self._marks.take(),
                 )
             )

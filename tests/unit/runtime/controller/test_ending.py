@@ -9,15 +9,16 @@ from disttest.results.directory import claim
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.runtime.controller.ending import end_run
 from disttest.runtime.controller.run_recorder import RunRecorder
+from disttest.runtime.controller.run_watch import RunWatch
 
 NODEIDS = ("t.py::test_a", "t.py::test_b")
 
 
-class Sweep:
+class Sweep(RunWatch):
     """Finds something of the run's."""
 
     def clean(self, attempts):
-        yield f"left by one of {len(attempts())} tests", NODEIDS[0]
+        yield NODEIDS[0], f"left by one of {len(attempts())} tests"
 
 
 def run_in(directory):
@@ -40,7 +41,7 @@ def test_each_event_is_read_once_for_the_code_and_the_reports(tmp_path, monkeypa
     directory = claim(tmp_path / "results")
     recorder = run_in(directory)
 
-    code = end_run(recorder, directory, Sweep(), exit_code=0, reason="", listed=False)
+    code = end_run(recorder, directory, {"sweep": Sweep()}, exit_code=0, reason="", listed=False)
 
     assert code == 1
     written = (tmp_path / "results" / FILE_NAME).read_bytes().splitlines()

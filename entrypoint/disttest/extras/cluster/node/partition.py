@@ -356,6 +356,7 @@ class PartitionController(Listener):
             text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
             failure = f"the world process on node {self._assignment.host} ended with {ended}"
             failure += f": {text.splitlines()[-1]}" if text else ""
+        failure = failure or (closed.plugin_error if closed else "")
         if world.begun is not None:
             self._send_all(self._live.end(world.begun.nodeid))
         notes = closed.notes if closed else ()
