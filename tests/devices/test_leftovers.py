@@ -12,7 +12,10 @@ from pathlib import Path
 import fake_driver as fakes
 import pytest
 
-from disttest.host.leftovers.shared_memory import (
+from disttest.limits import LATER_LITTER_S
+from disttest.model import Outcome, TestResult
+from disttest.plugins.gpus.usage import gpu_leftover
+from disttest.plugins.leftovers.shared_memory import (
     ShmEntry,
     is_abandoned,
     names_in_use,
@@ -21,10 +24,7 @@ from disttest.host.leftovers.shared_memory import (
     scan_shm,
     unused_entries,
 )
-from disttest.host.leftovers.sweep import describe_leftover
-from disttest.limits import LATER_LITTER_S
-from disttest.model import Outcome, TestResult
-from disttest.plugins.gpus.usage import gpu_leftover
+from disttest.plugins.leftovers.sweep import describe_leftover
 
 SHM = Path("/dev/shm")
 GIB = 1 << 30

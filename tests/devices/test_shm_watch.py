@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from disttest.host.leftovers import segments
-from disttest.host.leftovers.segments import LEDGER, Made, Segments, ShmWatch, remove_made, take_ledger
+from disttest.plugins.leftovers import segments
+from disttest.plugins.leftovers.segments import LEDGER, Made, Segments, ShmWatch, remove_made, take_ledger
 
 SHM = Path("/dev/shm")
 
@@ -235,7 +235,7 @@ def test_another_process_name_does_not(watch, name, start):
 
 
 def test_where_processes_are_out_of_sight_nothing_is_ours(name, start, monkeypatch):
-    monkeypatch.setattr("disttest.host.leftovers.segments.sees_all_users", lambda: False)
+    monkeypatch.setattr("disttest.plugins.leftovers.segments.sees_all_users", lambda: False)
     blind, ours = ShmWatch(), start()
     ours.do(MAKE.format(f"torch_{ours.pid}_{name}"))
 
@@ -312,7 +312,7 @@ def test_what_somebody_uses_still_stays(name, start):
     other = start()
     other.do(MAKE.format(name))
     facts = (SHM / name).stat()
-    from disttest.host.leftovers.shared_memory import scan_entry
+    from disttest.plugins.leftovers.shared_memory import scan_entry
 
     assert facts.st_size == 4096
     assert list(remove_made([Made(entry=scan_entry(SHM / name), nodeid="t")])) == []
@@ -320,7 +320,7 @@ def test_what_somebody_uses_still_stays(name, start):
 
 
 def test_without_a_watch_nothing_is_ours(watch, name, start, monkeypatch):
-    monkeypatch.setattr("disttest.host.leftovers.segments._watch", lambda _: -1)
+    monkeypatch.setattr("disttest.plugins.leftovers.segments._watch", lambda _: -1)
     blind, ours = ShmWatch(), start()
     ours.do(MAKE.format(name))
 

@@ -23,8 +23,8 @@ import psutil
 from hostile.state import left_names
 from lab import Ended, Lab
 
-from disttest.host.leftovers.segments import LEDGER, Made
 from disttest.model import Outcome
+from disttest.plugins.leftovers.segments import LEDGER, Made
 
 LIMIT_S = 600.0
 """For a run to come up, and to end, which take seconds on a machine of their own."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab import Ended, Lab
 
-from disttest.host.leftovers.segments import LEDGER
+from disttest.plugins.leftovers.segments import LEDGER
 from hostile import Trial
 
 SHM = Path("/dev/shm")

@@ -63,8 +63,8 @@ def doctor(
 
 def _tidy(diagnosis: Diagnosis, lease_dir: Path, *, clean: bool) -> list[str]:
     from disttest.extras.doctor.examine import update_quarantine
-    from disttest.host.leftovers.shared_memory import remove_entry
     from disttest.host.proc import sees_all_users
+    from disttest.plugins.leftovers.shared_memory import remove_entry
 
     lines: list[str] = []
     if lease_dir.is_dir():

@@ -15,7 +15,6 @@ from rich.text import Text
 import disttest
 from disttest.errors import ExitCode
 from disttest.host.findings import DeviceFinding, Grade
-from disttest.host.leftovers.shared_memory import ShmEntry, is_abandoned, unused_entries
 from disttest.model import Cause, Frozen, Outcome, TestCase, TestResult
 from disttest.plugin_manager import plugin_manager
 from disttest.plugins.gpus.detect import detect_machine
@@ -28,6 +27,7 @@ from disttest.plugins.gpus.preflight.messages import Check, Level, PreflightResu
 from disttest.plugins.gpus.preflight.prover import Prover
 from disttest.plugins.gpus.preflight.steps import WORKER, Bounds, targets_of
 from disttest.plugins.gpus.torch_facts import TorchFacts
+from disttest.plugins.leftovers.shared_memory import ShmEntry, is_abandoned, unused_entries
 from disttest.reports.junit import render_junit
 from disttest.reports.text import count
 from disttest.results.events import AnyEvent, RunFinished, RunStarted, TestCollected, TestFinished

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 @hookimpl
 def disttest_load_parts() -> None:
     """Import the part of worlds."""
-    from disttest.host.leftovers import segments  # noqa: F401
+    from disttest.plugins.leftovers import segments  # noqa: F401
 
 
 @hookimpl
 def disttest_watch_run(results: Callable[[], Path]) -> RunWatch:
     """Note the files that exist before the run."""
-    from disttest.host.leftovers.sweep import Sweep
+    from disttest.plugins.leftovers.sweep import Sweep
     from disttest.runtime.controller.run_watch import RunWatch
 
     class SharedMemoryOfRun(Sweep, RunWatch):
@@ -34,7 +34,7 @@ def disttest_watch_run(results: Callable[[], Path]) -> RunWatch:
 @hookimpl
 def disttest_watch_world(results: Callable[[], Path]) -> WorldWatch:
     """Watch the files that processes of a world make."""
-    from disttest.host.leftovers.segments import Segments
+    from disttest.plugins.leftovers.segments import Segments
     from disttest.runtime.world.world_watch import WorldWatch
 
     class SharedMemoryOfWorld(Segments, WorldWatch):

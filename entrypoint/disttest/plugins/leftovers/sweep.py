@@ -1,7 +1,7 @@
 """Cleaning of shared memory at the end of a run: files of killed worlds are removed, files of unknown origin are
 reported.
 
-Worlds remove files of their own processes (:mod:`disttest.host.leftovers.segments`).
+Worlds remove files of their own processes (:mod:`disttest.plugins.leftovers.segments`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from disttest.host.leftovers.segments import remove_made, take_ledger
-from disttest.host.leftovers.shared_memory import ShmEntry, scan_shm, unused_entries
 from disttest.limits import LATER_LITTER_S
 from disttest.model import TestResult
+from disttest.plugins.leftovers.segments import remove_made, take_ledger
+from disttest.plugins.leftovers.shared_memory import ShmEntry, scan_shm, unused_entries
 
 _MOST_NAMED = 5
 _MOST_SUSPECTS = 3

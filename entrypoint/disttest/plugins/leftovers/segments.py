@@ -28,7 +28,10 @@ from pathlib import Path
 import msgspec
 
 from disttest.clock import monotonic
-from disttest.host.leftovers.shared_memory import (
+from disttest.host.proc import descendants, sees_all_users
+from disttest.limits import SHM_OPENED_S
+from disttest.model import Frozen
+from disttest.plugins.leftovers.shared_memory import (
     SHM,
     Identity,
     ShmEntry,
@@ -39,9 +42,6 @@ from disttest.host.leftovers.shared_memory import (
     scan_entry,
     unused_entries,
 )
-from disttest.host.proc import descendants, sees_all_users
-from disttest.limits import SHM_OPENED_S
-from disttest.model import Frozen
 
 _IN_CLOSE = 0x08 | 0x10
 _IN_OPEN = 0x20
