@@ -17,8 +17,8 @@ the terminal, errors of the command, `disttest launch` and `disttest doctor` nam
 of each failure.
 """
 PARTS = (
-    *("results", "runtime/controller", "plugins/gpus", "extras/doctor", "extras/container"),
-    *("extras/cluster", "extras/shards"),
+    *("results", "runtime/controller", "plugins/leftovers", "plugins/gpus", "extras/doctor"),
+    *("extras/container", "extras/cluster", "extras/shards"),
 )
 """Folders below the package, in the order of the page."""
 

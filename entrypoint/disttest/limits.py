@@ -84,10 +84,6 @@ RANKS_COLLECT_S = 20.0
 """The least time for ranks to import torch and collect, whatever the time limit of the first test."""
 WORLD_SILENCE_S = 30.0
 """Time that a world may be silent beyond the limits of its tests. After it the world counts as stopped or stuck."""
-LATER_LITTER_S = 1.0
-"""A killed world may live on for this long after its verdict."""
-SHM_OPENED_S = 1.0
-"""A maker opens its file in shared memory right after the kernel has reported it, unless something else runs first."""
 RETRY_FIRST_PAUSE_S = 0.5
 RETRY_LONGEST_PAUSE_S = 30.0
 """Pauses between attempts that a machine spoiled: about half a second at first, doubled each time up to the longest."""

@@ -12,9 +12,9 @@ from pathlib import Path
 import fake_driver as fakes
 import pytest
 
-from disttest.limits import LATER_LITTER_S
 from disttest.model import Outcome, TestResult
 from disttest.plugins.gpus.usage import gpu_leftover
+from disttest.plugins.leftovers.limits import LATER_LITTER_S
 from disttest.plugins.leftovers.shared_memory import (
     ShmEntry,
     is_abandoned,

@@ -39,6 +39,7 @@ def files(name: str) -> list[Path]:
     return sorted(Path("/dev/shm").glob(f"{name}*"))
 
 
+@pytest.mark.slow("starts torch in each case")
 @pytest.mark.parametrize("words", [(), ("-p", "no:disttest.leftovers")], ids=["with", "without"])
 @pytest.mark.parametrize("plain", [False, True], ids=["command", "pytest"])
 def test_files_are_removed_and_named_by_the_plugin_only(lab: Lab, name: str, words, plain) -> None:

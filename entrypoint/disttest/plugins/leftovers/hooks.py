@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from disttest.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from disttest.runtime.controller.run_watch import RunWatch
-    from disttest.runtime.world.world_watch import WorldWatch
+    from disttest.plugins.leftovers.segments import Segments
+    from disttest.plugins.leftovers.sweep import Sweep
 
 
 @hookimpl
@@ -20,24 +20,16 @@ def disttest_load_parts() -> None:
 
 
 @hookimpl
-def disttest_watch_run(results: Callable[[], Path]) -> RunWatch:
+def disttest_watch_run(results: Callable[[], Path]) -> Sweep:
     """Note the files that exist before the run."""
     from disttest.plugins.leftovers.sweep import Sweep
-    from disttest.runtime.controller.run_watch import RunWatch
 
-    class SharedMemoryOfRun(Sweep, RunWatch):
-        pass
-
-    return SharedMemoryOfRun(results)
+    return Sweep(results)
 
 
 @hookimpl
-def disttest_watch_world(results: Callable[[], Path]) -> WorldWatch:
+def disttest_watch_world(results: Callable[[], Path]) -> Segments:
     """Watch the files that processes of a world make."""
     from disttest.plugins.leftovers.segments import Segments
-    from disttest.runtime.world.world_watch import WorldWatch
 
-    class SharedMemoryOfWorld(Segments, WorldWatch):
-        pass
-
-    return SharedMemoryOfWorld(results)
+    return Segments(results)

@@ -29,8 +29,8 @@ import msgspec
 
 from disttest.clock import monotonic
 from disttest.host.proc import descendants, sees_all_users
-from disttest.limits import SHM_OPENED_S
 from disttest.model import Frozen
+from disttest.plugins.leftovers.limits import SHM_OPENED_S
 from disttest.plugins.leftovers.shared_memory import (
     SHM,
     Identity,
@@ -42,6 +42,7 @@ from disttest.plugins.leftovers.shared_memory import (
     scan_entry,
     unused_entries,
 )
+from disttest.runtime.world.world_watch import WorldWatch
 
 _IN_CLOSE = 0x08 | 0x10
 _IN_OPEN = 0x20
@@ -218,7 +219,7 @@ class Made(Frozen):
     nodeid: str
 
 
-class Segments:
+class Segments(WorldWatch):
     """The files that processes of one world make in shared memory. Every scan runs in the world's process.
 
     Args:

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from disttest.limits import LATER_LITTER_S
 from disttest.model import TestResult
+from disttest.plugins.leftovers.limits import LATER_LITTER_S
 from disttest.plugins.leftovers.segments import remove_made, take_ledger
 from disttest.plugins.leftovers.shared_memory import ShmEntry, scan_shm, unused_entries
+from disttest.runtime.controller.run_watch import RunWatch
 
 _MOST_NAMED = 5
 _MOST_SUSPECTS = 3
 
 
-class Sweep:
+class Sweep(RunWatch):
     """Shared memory before and after a run. Create it before the run starts.
 
     Args:
