@@ -153,7 +153,8 @@ def test_an_id_prints_its_section_of_the_page(tmp_path, monkeypatch):
 
     name, quoted, *text = told("rank-killed", code=0)
 
-    assert (name, quoted) == ("rank-killed", "`rank K of N was killed by SIGSEGV`")
+    assert name == "rank-killed"
+    assert quoted == "`rank K of N was killed by SIGSEGV`, `each of the N ranks was killed by SIGSEGV`"
     assert any("crash dump" in line for line in text)
 
 
