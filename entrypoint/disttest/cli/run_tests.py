@@ -21,7 +21,7 @@ from disttest.cli.words import warn
 from disttest.host.event_loop import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.model import Hardware, Invocation
-from disttest.options.environment import ci_job, environment, remove_from_environment
+from disttest.options.environment import ci_workspace, environment, remove_from_environment
 from disttest.options.registry import KEEP_RESULTS
 from disttest.options.run import RunOptions, filled, resolve_options
 from disttest.output import drain_streams
@@ -210,10 +210,9 @@ def _run_here(
 
 
 def _invocation(request: RunRequest, resolved: Targets) -> Invocation:
-    job = ci_job()
     return Invocation(
         cwd=str(Path.cwd()),
-        workspace=job.workspace if job else "",
+        workspace=ci_workspace(),
         bundled=resolved.bundled,
         options={**request.asked, **(request.place.record() if request.place else {})},
         pytest_args=tuple(request.pytest_args),

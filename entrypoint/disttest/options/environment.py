@@ -41,6 +41,12 @@ def ci_job(environ: Mapping[str, str] | None = None) -> CiJob | None:
     return job
 
 
+def ci_workspace() -> str:
+    """Return the root of the repository, if the job of a CI service names it; empty otherwise."""
+    job = ci_job()
+    return job.workspace if job else ""
+
+
 def remove_from_environment(names: Iterable[str]) -> None:
     """Remove variables from this process, and so from its later children."""
     for name in names:

@@ -45,7 +45,7 @@ def owner_of_kind(kind):
 def test_each_modification_is_noticed_once(kind, modify):
     owner = owner_of_kind(kind)
     version = DictVersion(vars(owner))
-    assert version.may_have_changed(), "nobody has looked yet"
+    assert version.may_have_changed(), "the first answer is yes"
     assert version.may_have_changed() is not dict_version.is_numbered()
 
     modify(owner)

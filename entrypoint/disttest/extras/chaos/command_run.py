@@ -17,7 +17,7 @@ from disttest.errors import ExitCode, UsageError
 from disttest.extras.chaos.case import NAME, ChaosCase, Fault, baseline_ranks, fault_of
 from disttest.extras.chaos.fault_plan import ChaosPlan, Drawn, Wanted, draw, make_case
 from disttest.model import Frozen, Hardware, Invocation, Outcome, TestCase
-from disttest.options.environment import ci_job, environment
+from disttest.options.environment import ci_workspace, environment
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions, by_command, filled, given_options, resolve_options
@@ -242,10 +242,9 @@ def _prepare(
     if "spmd" in options.given:
         raise UsageError("disttest chaos runs tests with a world_size mark; leave --spmd out")
     resolved = resolve_targets(targets)
-    job = ci_job()
     invocation = Invocation(
         cwd=str(Path.cwd()),
-        workspace=job.workspace if job else "",
+        workspace=ci_workspace(),
         bundled=resolved.bundled,
         options=given_options({option.field: given.get(option.field) for option in RUN_OPTIONS}),
         pytest_args=pytest_args,

@@ -1,7 +1,7 @@
 """Cleaning of shared memory at the end of a run: files of killed worlds are removed, files of unknown origin are
 reported.
 
-Worlds remove files of their own processes (:mod:`disttest.plugins.leftovers.segments`).
+Each world removes the files of its processes (:mod:`disttest.plugins.leftovers.segments`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from disttest.errors import UsageError
 from disttest.model import Invocation
-from disttest.options.environment import ci_job, environment
+from disttest.options.environment import ci_workspace, environment
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.run import RunOptions, given_options, resolve_options
@@ -55,10 +55,9 @@ def invocation_of(config: pytest.Config) -> Invocation:
     """Describe the invocation of plain pytest."""
     asked = config.invocation_params
     positional = config.getoption("file_or_dir") or ()
-    job = ci_job()
     return Invocation(
         cwd=str(asked.dir),
-        workspace=job.workspace if job else "",
+        workspace=ci_workspace(),
         bundled=config.rootpath == suites_dir(),
         options=given_options(_flags_of(config)),
         pytest_args=tuple(arg for arg in _without_ours(map(str, asked.args)) if arg not in positional),
