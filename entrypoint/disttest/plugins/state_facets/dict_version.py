@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 # CPython numbers the modifications of a dictionary, behind its reference count, type and length (3.11 to 3.13; removed in
 # 3.14: https://github.com/python/cpython/issues/124296).
@@ -34,6 +36,26 @@ class DictVersion:
         """Whether it may have been modified since the last call; always true where Python has no such numbers."""
         before, self._noted = self._noted, self._number.value
         return before != self._noted or not is_numbered()
+
+
+class UntilChanged(Generic[T]):
+    """A result of reading a dictionary, kept until the dictionary may have been modified."""
+
+    def __init__(self, mapping: Mapping[str, Any], read: Callable[[], T]) -> None:
+        """Read at the first call.
+
+        Args:
+            mapping: as for :class:`DictVersion`.
+            read: reads the dictionary.
+        """
+        self._version, self._read = DictVersion(mapping), read
+        self._result: T
+
+    def __call__(self) -> T:
+        """Return the result, read again if necessary."""
+        if self._version.may_have_changed():
+            self._result = self._read()
+        return self._result
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from disttest.observe import is_of_observer
-from disttest.plugins.state_facets.dict_version import DictVersion
+from disttest.plugins.state_facets.dict_version import UntilChanged
 from disttest.runtime.rank.facet import MISSING, Facet, Values, change, presence
 
 # Modules, and classes of modules.
@@ -88,7 +88,6 @@ class _Watched:
     def __init__(self, label: str, owner: Any) -> None:
         self.owner = owner
         self._label = label.replace(":", ".")
-        self._version = DictVersion(vars(owner))
         self._seen = [*vars(owner).values()]
         self._names = frozenset(vars(owner))
         elsewhere = _OF_OTHER_FACETS.get(label, set())
@@ -97,13 +96,7 @@ class _Watched:
             for name, value in vars(owner).items()
             if _counts(name, value) and name not in elsewhere
         }
-        self._replaced: Replaced = []
-
-    def replaced(self) -> Replaced:
-        """List label and name of each replaced value, with its current value."""
-        if self._version.may_have_changed():
-            self._replaced = self._look()
-        return self._replaced
+        self.replaced = UntilChanged(vars(owner), self._look)
 
     def _look(self) -> Replaced:
         values = [*vars(self.owner).values()]
@@ -149,9 +142,6 @@ def _counts(name: str, value: Any) -> bool:
 _watched: dict[str, _Watched] = {}
 # Top-level module name -> entry of ``sys.modules`` at the first look.
 _modules: dict[str, Any] = {}
-_version_of_modules = DictVersion(sys.modules)
-# Those that are other ones now.
-_replaced_now: dict[str, Any] = {}
 
 
 def _patched() -> Values:
@@ -205,17 +195,21 @@ def _describe_function(what: str, now: Any, then: Any) -> str:
 
 
 def _replaced_modules() -> Values:
-    global _replaced_now
     if not _modules:
         _modules.update({name: module for name, module in sys.modules.items() if "." not in name})
         _modules.update({label: sys.modules[label] for label in _WATCHED if label in sys.modules})
-    if _version_of_modules.may_have_changed():
-        _replaced_now = {
-            name: sys.modules.get(name)
-            for name, module in _modules.items()
-            if sys.modules.get(name) is not module
-        }
-    return _replaced_now
+    return _other_modules()
+
+
+def _look_at_modules() -> Values:
+    return {
+        name: sys.modules.get(name)
+        for name, module in _modules.items()
+        if sys.modules.get(name) is not module
+    }
+
+
+_other_modules = UntilChanged(sys.modules, _look_at_modules)
 
 
 def _restore_module(name: str, then: Any) -> bool:
