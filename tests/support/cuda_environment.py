@@ -117,8 +117,19 @@ def _wheels() -> Path:
     with _alone(folder):
         if not _is_whole(folder, digest):
             _remove(folder)
-            _call(sys.executable, "-m", "venv", str(folder))
-            _call(_python(folder), "-m", "pip", "install", "--require-hashes", "--no-deps", "-r", str(LOCK))
+            _call(sys.executable, "-m", "venv", "--without-pip", str(folder))
+            # uv takes a third of pip's processor time for these 5 GB. --no-cache: it would keep them once more.
+            install = (
+                sys.executable,
+                "-m",
+                "uv",
+                "pip",
+                "install",
+                "--no-cache",
+                "--python",
+                _python(folder),
+            )
+            _call(*install, "--require-hashes", "--no-deps", "-r", str(LOCK))
             _mark(folder, digest)
     return folder
 

@@ -1,7 +1,7 @@
 """A real Docker engine of the tests' own, and the images in it.
 
 The engine has its own data root, socket and process, so that it neither needs nor touches another one on the
-machine. A stand-in for the Dockerfile's base image is made with ``debootstrap``, since a registry may be out
+machine. A stand-in for the Dockerfile's base image is made with ``mmdebstrap``, since a registry may be out
 of reach. What takes long is kept for the next run, of another checkout, too: the engine knows itself which layers of
 an image are still what its Dockerfile and its files say.
 
@@ -109,7 +109,7 @@ def kept_engine() -> Iterator[Engine]:
 @contextlib.contextmanager
 def own_engine(data_root: Path, *, takes_gpus: bool = True, holds: Sequence[int] = ()) -> Iterator[Engine]:
     """Start ``dockerd`` on a fresh socket; its data root may hold the images of an earlier run."""
-    for command in ("dockerd", "debootstrap"):
+    for command in ("dockerd", "mmdebstrap"):
         if shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
             raise RuntimeError(
                 f"{command} is missing: run `make setup`, or skip with `make test SKIP=docker`"
@@ -215,25 +215,17 @@ def ensure_base(engine: Engine) -> str:
 
 
 def make_base(archive: Path) -> None:
-    """Bootstrap a minimal Debian with Python into a tar."""
-    mirror = "http://deb.debian.org/debian"
-    with tempfile.TemporaryDirectory(prefix="debootstrap-", dir=CACHE) as folder:
-        root = Path(folder) / "root"
-        partial = archive.with_suffix(f".{os.getpid()}")
-        # In mounts of its own: it mounts /proc there, which an interruption would leave to whoever removes the folder.
-        bootstrap = (
-            "debootstrap",
-            "--variant=minbase",
-            f"--include={PACKAGES}",
-            "bookworm",
-            str(root),
-            mirror,
+    """Make a tar of a minimal Debian with Python."""
+    partial = archive.with_suffix(f".{os.getpid()}")
+    try:
+        # mmdebstrap takes half of the processor time of debootstrap. Nobody keeps this base through a power failure.
+        run_loud(
+            *("mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", "--dpkgopt=force-unsafe-io"),
+            *("--format=tar", "bookworm", str(partial), "http://deb.debian.org/debian"),
         )
-        run_loud("unshare", "--mount", *bootstrap)
-        for litter in (*root.glob("var/cache/apt/archives/*.deb"), *root.glob("var/lib/apt/lists/*_*")):
-            litter.unlink()
-        run_loud("tar", "-C", str(root), "-cf", str(partial), ".")
         partial.rename(archive)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def ensure_builder(engine: Engine) -> str:
