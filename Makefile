@@ -56,7 +56,8 @@ setup-%:
 
 # With RETRY=FILE, as in CI, failed tests of at most two files are run once more by themselves; FILE lists them.
 # Each kind has a cache of its own for what failed last, since others run at the same time.
-pytest_of = -o cache_dir=.pytest_cache/$@ $(1)
+# With THOROUGH=1, as before a release, also what repeats a behaviour that a cheaper test shows (tests/support/thorough.py).
+pytest_of = -o cache_dir=.pytest_cache/$@ $(if $(THOROUGH),--thorough) $(1)
 pytest    = $(BIN)/python -m pytest --durations=8 $(pytest_of) $(if $(RETRY),|| tools/retry $(RETRY) $$? $(BIN)/python $(pytest_of))
 
 $(KINDS): %: setup-% $(READY)

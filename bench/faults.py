@@ -30,6 +30,7 @@ sys.path[:0] = [str(HERE / "entrypoint"), str(HERE / "tests" / "support")]
 from fault_matrix import FAULTS, HANG_LIMIT_S, Cell, all_cells
 from hostile import Trial, all_trials
 from lab import Lab
+from thorough import want_all
 
 from disttest.model import Outcome, TestResult
 from disttest.results.events import TestFinished
@@ -180,6 +181,7 @@ def main() -> int:
     wrong = [sample.wrong for sample in samples if sample.wrong]
     print(f"\nright verdict and culprit: {len(samples) - len(wrong)} of {len(samples)}", *wrong, sep="\n")
     if arguments.hostile:
+        want_all()
         trials = all_trials()
         untrue = [why for why in map(try_hostile, trials) if why]
         print(f"hostile trials that held: {len(trials) - len(untrue)} of {len(trials)}", *untrue, sep="\n")

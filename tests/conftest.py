@@ -8,6 +8,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 from slow_tests import SlowTests
+from thorough import Thorough, want_all
 
 # How fast the machine is says nothing of the code, and a check says the same of one commit each time; soaks explore.
 settings.register_profile(
@@ -36,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="tests/compat, tests/cuda: run torch's suites under torch's own harness too (an hour)",
     )
     parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="every variant of each case, and the tests that are marked thorough",
+    )
+    parser.addoption(
         "--spawn",
         action="store_true",
         help="tests/compat --full: a new interpreter for each rank of torch's harness (hours)",
@@ -55,6 +61,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "forked_runs: runs are forks of a process with torch imported, if they can be"
     )
     config.addinivalue_line("markers", "slow(reason): why the test may take more processor time than others")
+    config.addinivalue_line(
+        "markers",
+        "thorough(reason): runs only with --thorough; the reason says what shows the same in every run",
+    )
+    config.pluginmanager.register(Thorough())
+    if config.getoption("--thorough"):
+        want_all()
     if not any(config.getoption(name, None) for name in ("full", "trials", "hypothesis_profile")):  # soaks
         config.pluginmanager.register(SlowTests())
 

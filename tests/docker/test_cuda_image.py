@@ -18,6 +18,10 @@ from typed import said
 
 from disttest.extras.emulated_gpus.gpu_environment import emulated_environment
 
+pytestmark = pytest.mark.thorough(
+    "of the other target, only the lock file differs; tests/cuda runs the same wheels over NCCL"
+)
+
 
 @pytest.fixture(scope="module")
 def cuda_image(engine: Engine) -> str:

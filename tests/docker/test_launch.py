@@ -15,6 +15,7 @@ from engine import BASE, own_engine
 from junitparser import JUnitXml
 from launching import Launcher, copy_image, ours, wait_until
 from sample_runs import write_journal
+from thorough import is_wanted
 
 READY_THEN_SLEEP = """
 import pathlib, time
@@ -335,13 +336,16 @@ def test_values_to_hide_stand_on_no_command_line_of_the_container(launcher: Laun
     assert told["spec"]["environment"]["DISTTEST_MASK"].split("\n") == ["***"] * 4
 
 
-def test_twenty_at_once(launcher: Launcher, probe: str) -> None:
+def test_many_at_once(launcher: Launcher, probe: str) -> None:
+    count = 20 if is_wanted() else 6
     program = launcher.script("import sys; print('number', sys.argv[1])")
-    with ThreadPoolExecutor(20) as pool:
+    with ThreadPoolExecutor(count) as pool:
         done = list(
-            pool.map(lambda n: launcher.run("--image", probe, "--gpus", "none", program, str(n)), range(20))
+            pool.map(
+                lambda n: launcher.run("--image", probe, "--gpus", "none", program, str(n)), range(count)
+            )
         )
-    assert [(0, f"number {n}\n") for n in range(20)] == [(one.returncode, one.stdout) for one in done], [
+    assert [(0, f"number {n}\n") for n in range(count)] == [(one.returncode, one.stdout) for one in done], [
         one.stderr for one in done
     ]
     assert ours(launcher.engine) == []

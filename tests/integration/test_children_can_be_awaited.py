@@ -50,7 +50,13 @@ INHERITED = [
 
 
 @pytest.mark.parametrize("way", ["inherited", "ignored", "reaped"])
-@pytest.mark.parametrize("options", [[], ["--spmd", "2"]], ids=["forks", "interpreters"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="forks"),
+        pytest.param(["--spmd", "2"], id="interpreters", marks=pytest.mark.thorough("forks show it")),
+    ],
+)
 def test_no_exit_is_lost(lab: Lab, way: str, options: list[str]) -> None:
     suite = (
         SUITE

@@ -48,7 +48,9 @@ def finish(lab, process) -> Ended:
     return Ended(process.returncode, output, lab.folder / "results")
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    "name", ["SIGINT", "SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.thorough("SIGTERM shows it"))]
+)
 def test_cancel_writes_reports_and_leaves_nothing(lab, name):
     signum = getattr(signal, name)
     process = lab.write(test_slow=SLOW).start("test_slow.py", *SLOTS)
@@ -125,13 +127,24 @@ def test_cancel_tells_what_the_ranks_of_a_hosted_class_were_doing(lab):
 DEATHS = {
     "segfault at import": ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
     "exit at import": ("import os; os._exit(0)", "exit code 0"),
+}
+MORE_DEATHS = {
     "a code for skips at import": ("import os; os._exit(86)", "exit code 86"),
     "abort at import": ("import os; os.abort()", "SIGABRT"),
     "kill itself at import": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
 }
 
 
-@pytest.mark.parametrize("source,how", DEATHS.values(), ids=DEATHS)
+@pytest.mark.parametrize(
+    "source,how",
+    [
+        *(pytest.param(*death, id=name) for name, death in DEATHS.items()),
+        *(
+            pytest.param(*death, id=name, marks=pytest.mark.thorough("a signal and a code are shown"))
+            for name, death in MORE_DEATHS.items()
+        ),
+    ],
+)
 def test_death_of_pytest_at_import_is_reported(lab, source, how):
     ended = lab.write(conftest=source, test_x="def test_x(): pass").run(".")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from _pytest.config import default_plugins, essential_plugins
 from lab import Lab
+from thorough import variants
 
 from disttest.model import Outcome
 from hostile import Trial
@@ -59,7 +60,7 @@ def _xdist_under_the_command(lab: Lab) -> None:
     lab.write(test_mixed=TESTS)
     path = path_with_plugins(lab)
     said = "disttest: -n 2 of pytest-xdist is ignored: use slots (--slots)"
-    for words, ini in ((("--", "-n", "2"), ""), ((), "[pytest]\naddopts = -n 2\n")):
+    for words, ini in variants(((), "[pytest]\naddopts = -n 2\n"), (("--", "-n", "2"), "")):
         (lab.folder / "pytest.ini").write_text(ini or "[pytest]\n")
         ended = lab.run("test_mixed.py", *words, PYTHONPATH=path)
         assert ended.exit_code == 0, ended.output
@@ -90,7 +91,7 @@ def _forked(lab: Lab) -> None:
 def _without_plugins(lab: Lab) -> None:
     lab.write(test_mixed=TESTS)
     off = [word for name in sorted(set(default_plugins) - NEEDED) for word in ("-p", f"no:{name}")]
-    for words in (["-p", "no:terminal"], off):
+    for words in variants(off, ["-p", "no:terminal"]):
         for ended in (lab.run("test_mixed.py", "--", *words), lab.pytest("test_mixed.py", *words)):
             assert ended.exit_code == 0, ended.output
             assert "INTERNALERROR" not in ended.output

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lab import Ended, Lab
+from thorough import variants
 
 from disttest.plugins.leftovers.segments import LEDGER
 from hostile import Trial
@@ -236,12 +237,10 @@ def _temporary_files_are_gone(lab: Lab) -> None:
         def test_next(world):
             dist.barrier()
     """
-    words = {
-        "off": "rank 0 waits in barrier at test_x.py:",
-        "fail": "rank 0 waits in barrier #1 (test_x.py:",
-    }
     lab.write(test_x=source)
-    for rule, told in words.items():
+    for rule, told in variants(
+        ("fail", "rank 0 waits in barrier #1 (test_x.py:"), ("off", "rank 0 waits in barrier at test_x.py:")
+    ):
         temporary = lab.folder / f"temporary-{rule}"
         temporary.mkdir()
 

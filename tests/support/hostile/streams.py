@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import pty
 import shlex
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from lab import Ended, Lab
+from thorough import is_wanted, variants
 
 from disttest.limits import OUTPUT_STALL_S
 from disttest.model import Outcome
@@ -101,11 +103,8 @@ def check_green(lab: Lab) -> None:
 def _gone(lab: Lab) -> None:
     lab.write(test_green=GREEN)
     for words in (
-        (),
-        ("--progress", "pytest"),
-        ("--", "-v"),
-        ("--", "-s"),
         ("--mask", "s3cret-word", "--", "-v"),
+        *variants((), ("--progress", "pytest"), ("--", "-v"), ("--", "-s")),
     ):
         with gone_reader() as writer:
             code, errors = finish(start(lab, "test_green.py", *words, stdout=writer))
@@ -115,7 +114,7 @@ def _gone(lab: Lab) -> None:
 
 def _full_disk(lab: Lab) -> None:
     lab.write(test_green=GREEN)
-    for words in ((), ("--", "-v")):
+    for words in variants(("--", "-v"), ()):
         with Path(FULL).open("wb") as full:
             code, errors = finish(start(lab, "test_green.py", *words, stdout=full, stderr=full))
         assert code == 0, (words, code, errors)
@@ -124,7 +123,7 @@ def _full_disk(lab: Lab) -> None:
 
 def _closed(lab: Lab) -> None:
     lab.write(test_green=GREEN)
-    for redirect in (">&-", "2>&-", "<&-", ">&- 2>&- <&-"):
+    for redirect in variants(">&- 2>&- <&-", ">&-", "2>&-", "<&-"):
         for words in ((), ("--", "-s")):
             code, errors = finish(
                 start(lab, "test_green.py", *words, stdout=subprocess.DEVNULL, redirect=redirect)
@@ -136,7 +135,7 @@ def _closed(lab: Lab) -> None:
 def _never_read(lab: Lab) -> None:
     """Signals and the deadline are heard, in the middle of the run and after it."""
     lab.write(test_green=GREEN)
-    for words in ((), ("--", "-s")):
+    for words in variants(("--", "-s"), ()):
         (lab.folder / "begun").unlink(missing_ok=True)
         (lab.folder / "wait").touch()
         with silent_reader() as writer:
@@ -211,7 +210,7 @@ def _at_terminal(lab: Lab, *words: str, controlling: bool) -> subprocess.Popen[b
 
 def _hang_up(lab: Lab) -> None:
     (lab.folder / "wait").touch()
-    for words in ((), ("--", "-v")):
+    for words in variants(("--", "-v"), ()):
         process = _at_terminal(lab, *words, controlling=True)
         assert finish(process)[0] == 128 + signal.SIGHUP
         assert Ended(0, "", lab.folder / "results").run.exit_code == 128 + signal.SIGHUP
@@ -238,18 +237,29 @@ def _other_commands(lab: Lab) -> None:
     for words in (*shown, *written):
         usual = lab.run(*words)
         assert usual.exit_code == 0, (words, usual.output)
-        with gone_reader() as writer:
-            code, errors = finish(start(lab, *words, stdout=writer))
-        assert code == (141 if words in shown else 0), (words, code, errors)
-        with Path(FULL).open("wb") as full:
-            code, errors = finish(start(lab, *words, stdout=full))
-        assert code == (3 if words in shown else 0), (words, code, errors)
-        assert words in written or "could not be written: No space left" in errors, (
-            words,
-            errors,
-        )
-        code, errors = finish(start(lab, *words, stdout=subprocess.DEVNULL, redirect=">&-"))
-        assert code == (3 if words in shown else 0), (words, code, errors)
+    outputs = (_to_gone_reader, _to_full_disk, _to_closed)
+    # Each command meets one of them in turn, since all write their output by the same function.
+    in_turn = zip((*shown, *written), itertools.cycle(outputs), strict=False)
+    for words, check in itertools.product((*shown, *written), outputs) if is_wanted() else in_turn:
+        check(lab, words, cut_off=words in shown)
+
+
+def _to_gone_reader(lab: Lab, words: tuple[str, ...], *, cut_off: bool) -> None:
+    with gone_reader() as writer:
+        code, errors = finish(start(lab, *words, stdout=writer))
+    assert code == (141 if cut_off else 0), (words, code, errors)
+
+
+def _to_full_disk(lab: Lab, words: tuple[str, ...], *, cut_off: bool) -> None:
+    with Path(FULL).open("wb") as full:
+        code, errors = finish(start(lab, *words, stdout=full))
+    assert code == (3 if cut_off else 0), (words, code, errors)
+    assert not cut_off or "could not be written: No space left" in errors, (words, errors)
+
+
+def _to_closed(lab: Lab, words: tuple[str, ...], *, cut_off: bool) -> None:
+    code, errors = finish(start(lab, *words, stdout=subprocess.DEVNULL, redirect=">&-"))
+    assert code == (3 if cut_off else 0), (words, code, errors)
 
 
 TRIALS = (
