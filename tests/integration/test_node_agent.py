@@ -89,7 +89,7 @@ def test_the_schedulers_signal_is_named(start: Callable[[], Node]) -> None:
     node.process.send_signal(signal.SIGTERM)
     (done,) = node.last_words()
     assert isinstance(done, NodeDone)
-    assert done.reason == "the scheduler ended the job (SIGTERM)"
+    assert (done.reason, done.by_scheduler) == ("the scheduler ended the job (SIGTERM)", True)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from disttest.extras.cluster.protocol.fingerprint import disagreement
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec, dead_names, new_run_id
 from disttest.extras.cluster.protocol.launcher import Capacity, JobOutcome, JobState, LauncherOptions
 from disttest.extras.cluster.protocol.wire import (
-    SCHEDULER_ENDED,
     LineReader,
     LineWriter,
     NodeDone,
@@ -223,7 +222,7 @@ class TestVerdict:
     def test_peers_of_a_node_that_the_scheduler_ended_are_no_culprits(self) -> None:
         killed = {"end": RankEnd.KILLED, "outcome": None, "phase": "call"}
         ended = msgspec.structs.replace(
-            share(0, rank(0, **killed), rank(1, **killed)), cancelled=f"{SCHEDULER_ENDED} (SIGTERM)"
+            share(0, rank(0, **killed), rank(1, **killed)), cancelled="SIGTERM", by_scheduler=True
         )
         red = rank(2, outcome=Outcome.FAILED, message="boom", failed_after_s=1.0)
         end = JobOutcome(state=JobState.EVICTED, reason="pod p on node n1: it was deleted")
@@ -272,16 +271,19 @@ class TestVerdict:
         self, by_scheduler: bool
     ) -> None:
         killed = {"end": RankEnd.KILLED, "outcome": None, "phase": "call"}
-        by_signal = f"{SCHEDULER_ENDED} (SIGTERM)"
-        first = msgspec.structs.replace(share(0, rank(0, **killed), rank(1, **killed)), cancelled=by_signal)
+        first = msgspec.structs.replace(
+            share(0, rank(0, **killed), rank(1, **killed)), cancelled="SIGTERM", by_scheduler=True
+        )
         second = msgspec.structs.replace(
-            share(1, rank(2, **killed), rank(3, **killed)), cancelled=by_signal if by_scheduler else ""
+            share(1, rank(2, **killed), rank(3, **killed)),
+            cancelled="SIGTERM" if by_scheduler else "",
+            by_scheduler=by_scheduler,
         )
         end = JobOutcome(state=JobState.EVICTED, reason="pod p on node n1: it was deleted")
 
         assert str(end) in self.judged(first, second, end=end).message
         before_the_end = self.judged(first, second).message
-        assert by_signal in before_the_end
+        assert "SIGTERM" in before_the_end
 
     def test_a_symptom_of_a_lost_node_accuses_nobody(self) -> None:
         red = rank(0, outcome=Outcome.FAILED, message="Connection closed by peer", failed_after_s=1.0)

@@ -17,7 +17,6 @@ from disttest.extras.cluster.node.work import timings_journal
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.cluster.protocol.wire import (
-    SCHEDULER_ENDED,
     JournalLine,
     NodeDone,
     NodeReady,
@@ -35,6 +34,7 @@ from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.runtime.messages.protocol import Message
 
 VERSIONS = Versions(disttest="1", python="3", torch="2")
+ENDED_BY_SCHEDULER = NodeDone(reason="it was told to end", by_scheduler=True)
 LOST = JobOutcome(state=JobState.NODE_LOST, reason="gone")
 
 
@@ -156,20 +156,20 @@ def test_a_lease_schedules_by_what_the_client_knows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "state", "words"),
+    ("done", "state", "words"),
     [
-        (f"{SCHEDULER_ENDED} (SIGTERM)", JobState.TIME_LIMIT, "time limit: its minutes are over"),
-        (f"{SCHEDULER_ENDED} (SIGTERM)", JobState.PREEMPTED, "preempted: its minutes are over"),
+        (ENDED_BY_SCHEDULER, JobState.TIME_LIMIT, "time limit: its minutes are over"),
+        (ENDED_BY_SCHEDULER, JobState.PREEMPTED, "preempted: its minutes are over"),
+        (ENDED_BY_SCHEDULER, JobState.CANCELLED, "node lost: node n1: it was told to end"),
         (
-            f"{SCHEDULER_ENDED} (SIGTERM)",
-            JobState.CANCELLED,
-            "node lost: node n1: the scheduler ended the job",
+            NodeDone(reason="the disk is full"),
+            JobState.TIME_LIMIT,
+            "node lost: node n1: the disk is full",
         ),
-        ("the disk is full", JobState.TIME_LIMIT, "node lost: node n1: the disk is full"),
     ],
 )
 def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
-    tmp_path: Path, reason: str, state: JobState, words: str
+    tmp_path: Path, done: NodeDone, state: JobState, words: str
 ) -> None:
     journal = Journal(tmp_path / FILE_NAME)
     recorder = JobRecorder(journal, Home(path=str(tmp_path)), lambda _line: None)
@@ -178,7 +178,7 @@ def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
     expected = ExpectedNode(versions=VERSIONS, digest="d")
     conductor = LeaseConductor(JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: 0.0))
     conductor.receive(0, NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d"))
-    conductor.receive(0, NodeDone(reason=reason))
+    conductor.receive(0, done)
     conductor.close(JobOutcome(state=state, reason="its minutes are over"))
     journal.close()
 
@@ -187,18 +187,22 @@ def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
 
 
 @pytest.mark.parametrize(
-    ("reason", "limit_s"),
-    [("", GOODBYE_S), ("the disk is full", GOODBYE_S), (f"{SCHEDULER_ENDED} (SIGTERM)", SCHEDULERS_WORD_S)],
+    ("done", "limit_s"),
+    [
+        (NodeDone(), GOODBYE_S),
+        (NodeDone(reason="the disk is full"), GOODBYE_S),
+        (ENDED_BY_SCHEDULER, SCHEDULERS_WORD_S),
+    ],
 )
 def test_the_scheduler_has_longer_for_its_word_where_only_it_knows_why(
-    tmp_path: Path, reason: str, limit_s: float
+    tmp_path: Path, done: NodeDone, limit_s: float
 ) -> None:
     now_s = [0.0]
     recorder = JobRecorder(Journal(tmp_path / FILE_NAME), Home(path=str(tmp_path)), lambda _line: None)
     expected = ExpectedNode(versions=VERSIONS, digest="d")
     setting = JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: now_s[0])
     conductor = LeaseConductor(setting)
-    conductor.receive(0, NodeDone(reason=reason))
+    conductor.receive(0, done)
     now_s[0] = limit_s
     assert not conductor.is_over
     now_s[0] = limit_s + 0.1

@@ -15,7 +15,6 @@ from disttest.extras.cluster.client.spanning import SpanningConductor
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.cluster.protocol.wire import (
-    SCHEDULER_ENDED,
     CancelJob,
     CloseWorld,
     FinishJob,
@@ -392,8 +391,8 @@ def test_nodes_that_the_scheduler_has_ended_leave_the_word_to_it(tmp_path: Path)
         def run(self, node: int, test: int) -> Sequence[Message]:
             done = self.done(node, test)
             killed = [msgspec.structs.replace(rank, end=RankEnd.KILLED, outcome=None) for rank in done.ranks]
-            told = f"{SCHEDULER_ENDED} (SIGTERM)"
-            return [msgspec.structs.replace(done, ranks=tuple(killed), cancelled=told, healthy=False)]
+            told = {"cancelled": "SIGTERM", "by_scheduler": True}
+            return [msgspec.structs.replace(done, ranks=tuple(killed), healthy=False, **told)]
 
     end = JobOutcome(state=JobState.EVICTED, reason="pod p on node n2: it was deleted")
     run = run_of(Ended(), tmp_path, RunOptions(), end=end)

@@ -38,7 +38,6 @@ from disttest.extras.cluster.protocol.launcher import (
     RunDescription,
 )
 from disttest.extras.cluster.protocol.wire import (
-    SCHEDULER_ENDED,
     FromNode,
     LineReader,
     LogText,
@@ -148,8 +147,8 @@ class Conductor(ABC):
                 self._recorder.output(rank, lines)
             case NodeNote(message=text):
                 self._recorder.noted(text)
-            case NodeDone(reason=reason):
-                self._on_done(node, reason)
+            case NodeDone() as done:
+                self._on_done(node, done)
             case _ if not self.refusal:
                 # The last messages of nodes that were asked to end still count; orders in reply do not.
                 orders = self.on_message(node, message)
@@ -253,12 +252,12 @@ class Conductor(ABC):
             return ()
         return self.on_all_ready()
 
-    def _on_done(self, node: int, reason: str) -> None:
+    def _on_done(self, node: int, done: NodeDone) -> None:
         self._done.add(node)
-        self._ended_by_scheduler = self._ended_by_scheduler or reason.startswith(SCHEDULER_ENDED)
-        if reason:
+        self._ended_by_scheduler = self._ended_by_scheduler or done.by_scheduler
+        if done.reason:
             name = self._ready[node].host if node in self._ready else f"number {node}"
-            self.fail(JobState.NODE_LOST, f"node {name}: {reason}")
+            self.fail(JobState.NODE_LOST, f"node {name}: {done.reason}")
         if len(self._done) == self.job.shape.nodes:
             self._done_s = self._clock()
 

@@ -13,7 +13,6 @@ import msgspec
 
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
-from disttest.extras.cluster.protocol.wire import SCHEDULER_ENDED
 from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult, rank_names
 from disttest.results.rulings import RankState, state_of
 from disttest.results.verdict import by_guilt, is_red, is_symptom, judge
@@ -36,6 +35,8 @@ class PartitionRecord(Frozen):
     duration_s: float = 0.0
     cancelled: str = ""
     """Reason why this node ended its ranks during the test, unless they were the reason themselves."""
+    by_scheduler: bool = False
+    """Whether the scheduler had asked the node to end by then."""
     given_up: bool = False
     """Whether the client had given up the job by then; ``cancelled`` is the client's reason in that case."""
 
@@ -130,9 +131,7 @@ def is_for_the_job(partitions: Iterable[PartitionRecord]) -> bool:
 
 
 def _was_ended(partition: PartitionRecord) -> bool:
-    return bool(partition.cancelled) and (
-        partition.given_up or partition.cancelled.startswith(SCHEDULER_ENDED)
-    )
+    return bool(partition.cancelled) and (partition.given_up or partition.by_scheduler)
 
 
 def check_lease_result(test: TestCase, result: TestResult) -> TestResult:

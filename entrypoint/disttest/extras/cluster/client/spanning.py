@@ -203,6 +203,7 @@ class SpanningConductor(Conductor):
             started_at_s=message.started_at_s + offset_s,
             duration_s=message.duration_s,
             cancelled=message.cancelled,
+            by_scheduler=message.by_scheduler,
             given_up=self.failure is not None and self.failure.state is not JobState.CANCELLED,
         )
         self._partitions.setdefault(message.test, {})[node] = record

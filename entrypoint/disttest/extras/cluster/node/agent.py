@@ -33,7 +33,6 @@ from disttest.extras.cluster.node.work import LeaseWork, PartitionWork
 from disttest.extras.cluster.protocol.job import JobKind, JobSpec
 from disttest.extras.cluster.protocol.wire import (
     CLIENT_GONE,
-    SCHEDULER_ENDED,
     Alive,
     CancelJob,
     LineWriter,
@@ -77,7 +76,7 @@ class Work(Protocol):
     def handle_order(self, line: bytes) -> None:
         """Handle an order of the client."""
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, order: CancelJob) -> None:
         """Ask the work to end."""
 
     def has_failed(self, ended: Exit) -> bool:
@@ -93,6 +92,7 @@ class Agent:
         self._out = bytearray()
         self._in = Lines()
         self._reason = ""
+        self._by_scheduler = False
         self._client_gone = False
         self._heard_s = self._said_s = monotonic()
         self._shortage = Shortage()
@@ -119,7 +119,7 @@ class Agent:
             if left:
                 self._send(NodeNote(message=f"node {self._assignment.host}: could not be killed: {left}"))
         self._leave_word()
-        self._send(NodeDone(reason=self._reason))
+        self._send(NodeDone(reason=self._reason, by_scheduler=self._by_scheduler))
         self._flush(AGENT_FLUSH_S)
 
     # --- beginning
@@ -216,7 +216,7 @@ class Agent:
             return
         if self._cancelled_s is None:
             self._cancelled_s = monotonic()
-            work.cancel(self._reason)
+            work.cancel(CancelJob(reason=self._reason, by_scheduler=self._by_scheduler))
         elif monotonic() - self._cancelled_s > AGENT_CANCEL_S:
             end_all([work.child])
 
@@ -267,8 +267,8 @@ class Agent:
         wait_any(orders, *sources, writable=[1] if self._out else [], timeout_s=TICK_S)
 
     def _note_signal(self, signals: NotedSignals) -> None:
-        if (number := signals.first()) is not None:
-            self._reason = self._reason or f"{SCHEDULER_ENDED} ({signal_name(number)})"
+        if (number := signals.first()) is not None and not self._reason:
+            self._reason, self._by_scheduler = f"the scheduler ended the job ({signal_name(number)})", True
 
 
 def own_output() -> None:

@@ -184,6 +184,7 @@ class PartitionController(Listener):
         self._world_number = 0
         self._listener: socket.socket | None = None
         self._over = False
+        self._by_scheduler = False
         self._live = LiveLines(run.workplace.results, monotonic, asked=order.job.live_output)
         self._hazard = fork_hazard(on_gpus=run.host.device != "cpu")
 
@@ -236,7 +237,8 @@ class PartitionController(Listener):
                 self._send_to_world(EvidenceAgreed(), test)
             case CloseWorld():
                 self._send_to_world(Dismiss())
-            case CancelJob(reason=reason):
+            case CancelJob(reason=reason, by_scheduler=by_scheduler):
+                self._by_scheduler = by_scheduler
                 self._pool.end_all(reason)
                 self._over = True
             case FinishJob():
@@ -344,6 +346,7 @@ class PartitionController(Listener):
                 duration_s=result.duration_s,
                 healthy=judged.healthy,
                 cancelled=judged.result.message,
+                by_scheduler=self._by_scheduler,
                 attempt=result.attempt,
             )
         )

@@ -123,9 +123,9 @@ class PartitionWork:
             self._line.sendall(line + b"\n")
         self._line.setblocking(False)
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, order: CancelJob) -> None:
         """Ask it to end its world, with evidence."""
-        self.handle_order(msgspec.json.encode(CancelJob(reason=reason)))
+        self.handle_order(msgspec.json.encode(order))
 
     def has_failed(self, ended: Exit) -> bool:
         """Return whether pytest ended otherwise than after tests, or without any."""
@@ -260,9 +260,9 @@ class LeaseWork:
     def handle_order(self, line: bytes) -> None:
         """Ignore orders: a lease knows only the end."""
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, order: CancelJob) -> None:
         """Ask the run to end; it completes its journal."""
-        del reason
+        del order
         self.child.signal(signal.SIGTERM)
 
     def has_failed(self, ended: Exit) -> bool:

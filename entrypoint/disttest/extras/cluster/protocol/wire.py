@@ -97,6 +97,8 @@ class PartitionDone(Message):
     """Whether the world can run another test."""
     cancelled: str = ""
     """Reason why its ranks were ended during the test, unless they were the reason themselves."""
+    by_scheduler: bool = False
+    """Whether the scheduler had asked the node to end by then."""
     attempt: int = 1
 
 
@@ -142,14 +144,14 @@ class Alive(Message):
 
 CLIENT_GONE = "the client is gone"
 """Reason of a node whose input ended."""
-SCHEDULER_ENDED = "the scheduler ended the job"
-"""Beginning of the reason of a node that the scheduler asked to end; the scheduler may add a reason."""
 
 
 class NodeDone(Message):
     """Last message: nothing of the job runs on this node any more."""
 
     reason: str = ""
+    by_scheduler: bool = False
+    """Whether the scheduler asked the node to end: it may know why."""
 
 
 FromNode = (
@@ -230,6 +232,8 @@ class CancelJob(Message):
     """Stop quickly, with evidence."""
 
     reason: str
+    by_scheduler: bool = False
+    """Whether the scheduler asked the node to end."""
 
 
 class FinishJob(Message):
