@@ -1,5 +1,6 @@
 """Slugs, targets, logs, stacks: small pieces with sharp edges."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from disttest.results.journal import FILE_NAME
 from disttest.results.narrative import describe_ranks, shorten_stacks
 from disttest.runtime.controller.collect import slug_of
 from disttest.runtime.controller.session_options import _without_ours
-from disttest.runtime.world.logs import RankLog
+from disttest.runtime.world.logs import AT_ONCE, RankLog, RankLogs
 
 
 def test_slugs_are_short_safe_and_distinct():
@@ -115,6 +116,21 @@ def test_a_short_log_is_left_alone(tmp_path):
 
     assert b"short" == path.read_bytes()
     RankLog(tmp_path / "none", limit=1).finish()
+
+
+@pytest.mark.parametrize(("count", "after"), [(3, [2] * 3), (AT_ONCE + 10, [2] * (AT_ONCE - 10) + [1] * 20)])
+def test_many_logs_are_trimmed_in_turn(count, after):
+    trimmed = [0] * count
+
+    def count_up(number):
+        trimmed[number] += 1
+
+    logs = RankLogs([SimpleNamespace(trim=partial(count_up, number)) for number in range(count)])
+    logs.trim()
+    logs.trim()
+
+    assert sorted(after) == sorted(trimmed)
+    RankLogs([]).trim()
 
 
 def test_an_earlier_run_is_kept_aside(tmp_path):

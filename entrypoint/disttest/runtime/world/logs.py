@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ _FALLOC_FL_KEEP_SIZE = 0x01
 _FALLOC_FL_PUNCH_HOLE = 0x02
 _libc = ctypes.CDLL(None, use_errno=True)
 _BLOCK = 4096
+AT_ONCE = 64
+"""Number of logs whose sizes are read at a time: for 1,024 ranks, all took 40 % of the world's processor time."""
 
 
 class RankLog:
@@ -114,6 +117,19 @@ class RankLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
                 file.write(text.encode("utf-8", "backslashreplace"))
+
+
+class RankLogs:
+    """Limits the sizes of the logs of a world's ranks; in turn if there are many."""
+
+    def __init__(self, logs: Sequence[RankLog]) -> None:
+        self._turns = itertools.cycle(logs)
+        self._at_once = min(len(logs), AT_ONCE)
+
+    def trim(self) -> None:
+        """Trim the next logs."""
+        for log in itertools.islice(self._turns, self._at_once):
+            log.trim()
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -42,7 +42,7 @@ from disttest.runtime.messages.protocol import (
 )
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, RankEvidence, collect_evidence
-from disttest.runtime.world.logs import LogStore, RankLog
+from disttest.runtime.world.logs import LogStore, RankLog, RankLogs
 from disttest.runtime.world.rank_watch import RankWatch
 from disttest.runtime.world.stacks import NATIVE_HEADING, native_stacks, with_code
 
@@ -156,7 +156,7 @@ class Supervisor:
 
     def watch(self, attempt: Attempt) -> None:
         """Return when every rank is done, dead or ended."""
-        logs = [self._log(progress) for progress in attempt.ranks]
+        logs = RankLogs([self._log(progress) for progress in attempt.ranks])
         tick_s = monotonic() + TICK_S
         while not attempt.is_over:
             now_s = monotonic()
@@ -171,8 +171,7 @@ class Supervisor:
             if now_s >= tick_s:
                 tick_s = now_s + TICK_S
                 self.on_tick()
-                for log in logs:
-                    log.trim()
+                logs.trim()
         attempt.give_up_waiting()
         for progress in attempt.ranks:
             progress.xfail = self.handle(progress.rank).xfail()
