@@ -538,6 +538,12 @@ def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing
     assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in ended.output
 
 
+def test_what_a_world_has_noted_is_kept_if_a_watch_of_it_fails(failing):
+    ended = failing.run("run", "test_calls.py", "-k", "one", PYTEST_FAILS_IN="look_around")
+
+    assert "the world is clean" in ended.run.notes
+
+
 def test_watches_over_the_machine_add_notes_of_the_run_and_of_tests(failing):
     runs = [failing.run("run", "test_calls.py", "-k", "one"), failing.pytest("-k", "one", results="plain")]
 

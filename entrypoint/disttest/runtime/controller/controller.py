@@ -276,19 +276,9 @@ class Controller(Listener):
         reason = closed.reason if closed else f"its world process ended with {ended}"
         self._recorder.world_ended(world.world_id, reason, self._cpu_steps_of(world))
         plugin_manager().call("disttest_world_ended", scratch=Path(world.order.scratch_dir))
+        self._note_end(world)
         if closed and closed.plugin_error:
             raise PluginError(closed.plugin_error)
-        for nodeid, left in closed.leftovers if closed else ():
-            self._recorder.noted(left, nodeid)
-        for note in closed.notes if closed else ():
-            self._recorder.noted(f"world {world.world_id} ({world.order.tests[0].nodeid} …): {note}")
-        if closed and closed.survivors:
-            pids, slots = (
-                ", ".join(map(str, who)) for who in (closed.survivors, (s.name for s in world.slots))
-            )
-            self._recorder.noted(
-                f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
-            )
         well = closed is not None and not closed.reason
         self._device_health.world_ended(world.batch, world.slots, well=well)
         self._device_health.vacate(
@@ -302,6 +292,22 @@ class Controller(Listener):
         )
         if world.owed and not cancelled:
             self._scheduler.submit(rest_of(world.batch, tuple(world.owed)))
+
+    def _note_end(self, world: LiveWorld) -> None:
+        """Record what an ended world has noted, and the processes that could not be killed."""
+        closed = world.closed
+        if closed is None:
+            return
+        for nodeid, left in closed.leftovers:
+            self._recorder.noted(left, nodeid)
+        for note in closed.notes:
+            self._recorder.noted(f"world {world.world_id} ({world.order.tests[0].nodeid} …): {note}")
+        if closed.survivors:
+            pids = ", ".join(map(str, closed.survivors))
+            slots = ", ".join(slot.name for slot in world.slots)
+            self._recorder.noted(
+                f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
+            )
 
     def _cpu_steps_of(self, world: LiveWorld) -> tuple[CpuStep, ...]:
         """Return the CPU steps of a world and those of this process since the previous world ended."""
