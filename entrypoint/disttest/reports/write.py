@@ -34,19 +34,12 @@ def _junit(run: RunResult, results_dir: Path, history: Sequence[PastRun], file: 
     write_junit(run, results_dir, file)
 
 
-def _summary(run: RunResult, results_dir: Path, history: Sequence[PastRun], file: BinaryIO) -> None:  # noqa: ARG001
-    from disttest.reports.summary import render_summary
-
-    file.write(render_summary(run, results_dir).encode("utf-8", errors="replace"))
-
-
 @cache
 def reporters() -> Mapping[str, Reporter]:
     """Map formats to reporters; the one that tools need most comes first, those of plugins last."""
     core = {
         "json": Reporter(RESULTS_JSON, _json),
         "junit": Reporter("junit.xml", _junit),
-        "summary": Reporter("summary.md", _summary),
     }
     for name, reporter in plugin_manager().mapping("disttest_addreporters", Reporter).items():
         taken = {each.file_name for each in core.values()}
@@ -74,7 +67,6 @@ def _is_elsewhere(file_name: str) -> bool:
 def load_reporters() -> None:
     """Import the modules that writing needs, while there is time: none at the end of the run."""
     import disttest.reports.junit
-    import disttest.reports.summary
     import disttest.reports.terminal  # noqa: F401
 
     for reporter in reporters().values():

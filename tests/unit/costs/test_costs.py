@@ -14,9 +14,9 @@ from disttest.model import WorldShape
 from disttest.plugin_manager import Plugins
 from disttest.plugins.costs.lines import cost_lines
 from disttest.plugins.html.render import render_html
+from disttest.plugins.summary.render import render_summary
 from disttest.reports import aggregates, reporter
 from disttest.reports.reporter import ReportFacts
-from disttest.reports.summary import render_summary
 from disttest.results.fold import RunResult, WorldSpan
 
 

@@ -22,7 +22,7 @@ from disttest.extras.history.records import record_of
 from disttest.extras.history.shown import describe_past
 from disttest.extras.history.store import reading, writing
 from disttest.model import Cause, Outcome, TestCase, TestResult
-from disttest.reports.summary import render_summary
+from disttest.plugins.summary.render import render_summary
 from disttest.results.fold import RunResult
 
 TODAY = date(2026, 6, 1)

@@ -9,6 +9,7 @@ import pytest
 import sample_runs
 
 from disttest.errors import ExitCode
+from disttest.plugins.github import outputs
 from disttest.plugins.github.outputs import (
     OUTPUT_LIMIT,
     OUTPUTS,
@@ -103,6 +104,17 @@ def test_the_summary_is_shown_without_links_to_logs_that_are_not_there(tmp_path:
 def test_a_summary_that_could_not_be_written_is_not_shown(tmp_path: Path) -> None:
     publish_summary(sample_runs.mixed_run(), tmp_path, {"GITHUB_STEP_SUMMARY": str(tmp_path / "page")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_plugin_of_the_summary_none_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {name: each for name, each in outputs.reporters().items() if name != "summary"}
+    monkeypatch.setattr(outputs, "reporters", lambda: others)
+
+    publish_summary(sample_runs.mixed_run(), tmp_path, {"GITHUB_STEP_SUMMARY": str(tmp_path / "page")})
+
+    assert not (tmp_path / "page").exists()
 
 
 def test_paths_of_a_docker_action_are_relative_to_the_workspace():

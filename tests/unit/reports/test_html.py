@@ -14,8 +14,8 @@ from sample_runs import SampleRun, mixed_run, rank, stopped_run, write_log
 from disttest.model import Collective, Outcome, Section, TestResult
 from disttest.plugins.html.data import choose_tests, collective_table, headline_of
 from disttest.plugins.html.render import render_html
+from disttest.plugins.summary.render import render_summary
 from disttest.reports.past_runs import past_run
-from disttest.reports.summary import render_summary
 from disttest.reports.write import write_reports
 
 

@@ -14,9 +14,9 @@ from disttest.extras.explain.command import render_explanation
 from disttest.extras.sanitizers.choice import words_of
 from disttest.model import Cause, Outcome, PluginFinding, RankCalls, SeenCall
 from disttest.plugins.github.annotations import render_annotations
+from disttest.plugins.summary.render import render_summary
 from disttest.reports.aggregates import warnings_of
 from disttest.reports.junit import render_junit
-from disttest.reports.summary import render_summary
 from disttest.results.findings import MOST_FINDINGS, with_findings
 
 MESSAGE = "ranks disagree at collective #1 of group default: rank 0 called all_reduce SUM, rank 1 called all_reduce MAX"

@@ -12,7 +12,7 @@ from sample_runs import SampleRun, mixed_run, rank, stopped_run, write_log
 
 from disttest.model import Cause, Outcome
 from disttest.plugins.html.render import render_html
-from disttest.reports.summary import STEPS, render_summary
+from disttest.plugins.summary.render import STEPS, render_summary
 
 
 def rendered(markdown: str) -> str:

@@ -16,8 +16,8 @@ from disttest.extras.history.store import reading
 from disttest.model import Frozen
 from disttest.reports import aggregates
 from disttest.reports.location import Repository, locate
+from disttest.reports.markdown import code, escape, exact_code, fenced
 from disttest.reports.past_runs import GREEN, RED, SHOWN_COMMIT, when
-from disttest.reports.summary import code, escape, exact_code, fenced
 from disttest.reports.text import one_line, shorten, size
 from disttest.results.findings import describe_plugins
 from disttest.results.fold import RunResult, TestOutcome

@@ -137,10 +137,10 @@ def publish_summary(run: RunResult, results_dir: Path, environ: Mapping[str, str
 
     It has no links, because the logs are not available there.
     """
-    from disttest.reports.summary import render_summary
+    from disttest.plugins.summary.render import render_summary
 
-    file, written = environ.get("GITHUB_STEP_SUMMARY"), Path(_path(results_dir, "summary"))
-    if not file or not written.exists():
+    file, written = environ.get("GITHUB_STEP_SUMMARY"), _path(results_dir, "summary")
+    if not file or not written or not Path(written).exists():
         return
     if not commands.append_summary(Path(file), render_summary(run, results_dir, links=False)):
         commands.append_summary(Path(file), f"The summary is too long for this page: see `{written}`.")

@@ -1,0 +1,1 @@
+"""The report ``summary.md``: the run as Markdown."""
