@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from matrix import ROWS  # noqa: E402  # tools/ is not a package
 
 PACKAGE = ROOT / "entrypoint" / "disttest"
+PINS = (ROOT / "constraints.txt", ROOT / "requirements" / "plugins.lock")
 VERSIONS = re.compile(
     r"\b(torch|pytest|Python|pluggy|hypothesis|coverage|glibc) (\d[\d.]*)(?: to (\d[\d.]*))?"
 )
@@ -120,10 +121,35 @@ def test_a_private_name_or_replacement_has_a_reason_with_versions(use: Use) -> N
     named = VERSIONS.findall(reason_of(use))
     assert named, f"{use.place}: say in a comment above why, and with which versions it is known to hold"
     for name, oldest, newest in named:
-        if newest and name in OF_THE_MATRIX:
-            assert (oldest, newest) == OF_THE_MATRIX[name], (
-                f"{use.place}: look at it with the matrix's {name}"
-            )
+        if why := outdated(name, oldest, newest):
+            pytest.fail(f"{use.place}: look at it again, {why}", pytrace=False)
+
+
+def outdated(name: str, oldest: str, newest: str) -> str:
+    """Why the versions in a reason are no longer those in use; empty if they are.
+
+    Args:
+        name: torch, pytest, Python, glibc, or a package that the tests pin.
+        oldest: the only one, if there is no newest.
+        newest: empty if the reason names one version.
+    """
+    if name in OF_THE_MATRIX:
+        first, last = OF_THE_MATRIX[name]
+        same = (oldest, newest) == (first, last) if newest else oldest == last
+        return "" if same else f"the matrix has {name} {first} to {last}"
+    if name == "glibc":  # that of the machine
+        return ""
+    pinned = re.findall(rf"^{name}==([\d.]+)", "".join(pins.read_text() for pins in PINS), re.MULTILINE)[0]
+    return "" if f"{pinned}.".startswith(f"{newest or oldest}.") else f"{name} {pinned} is pinned"
+
+
+def test_a_newer_version_asks_for_another_look() -> None:
+    torch = OF_THE_MATRIX["torch"]
+
+    assert outdated("torch", *torch) == outdated("torch", torch[1], "") == ""
+    assert outdated("torch", torch[0], "") == f"the matrix has torch {torch[0]} to {torch[1]}"
+    assert outdated("torch", torch[0], "2.10")
+    assert outdated("pluggy", "0.1", "").endswith(" is pinned")
 
 
 def private_chains() -> Iterator[tuple[str, str]]:
