@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from disttest.errors import UsageError
+from disttest.reports.text import count
 from disttest.results.directory import DEFAULT
 from disttest.results.events import Noted
 from disttest.results.fold import RunResult, TestOutcome, fold
@@ -60,5 +61,7 @@ def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
     found = tuple(outcome for outcome in run.tests if text in outcome.test.nodeid)
     if not found:
         known = f"; an id is {run.tests[0].test.nodeid}" if run.tests else ""
-        raise UsageError(f"no test of this run has {text!r} in its id; it has {len(run.tests)} tests{known}")
+        raise UsageError(
+            f"no test of this run has {text!r} in its id; it has {count(len(run.tests), 'test')}{known}"
+        )
     return found

@@ -32,7 +32,7 @@ def notes_of(choice: Choice) -> Sequence[str]:
         return (summary,)
     return (
         summary,
-        f"{since}: the environment of {kinds[ENVIRONMENT]} tests changed ({one_line(environment, 300)})",
+        f"{since}: the environment of {count(kinds[ENVIRONMENT], 'test')} changed ({one_line(environment, 300)})",
     )
 
 

@@ -34,6 +34,7 @@ from disttest.planning.backends import is_accelerator
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
 from disttest.plugin_manager import plugin_manager
+from disttest.reports.text import count
 from disttest.reports.write import write_whole
 from disttest.results.durations import read_timings
 
@@ -210,7 +211,8 @@ def render_plan(plan: Plan) -> str:
     longest_s = max((shard.expected_s for shard in plan.shards), default=0.0)
     tests = sum(len(shard.tests) for shard in plan.shards)
     summary = (
-        f"{tests} tests in {len(plan.shards)} shards: {longest_s:.0f} s, {total:.1f} GPU-minutes expected"
+        f"{count(tests, 'test')} in {count(len(plan.shards), 'shard')}: {longest_s:.0f} s, "
+        f"{total:.1f} GPU-minutes expected"
     )
     return "\n".join([*lines, summary])
 

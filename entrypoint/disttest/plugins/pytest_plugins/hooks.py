@@ -68,9 +68,11 @@ def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -
     measured = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
     notes = _overruled(config)
     if measured and config.pluginmanager.hasplugin("benchmark"):
-        count = "1 test" if len(measured) == 1 else f"{len(measured)} tests"
+        from disttest.reports.text import count
+
+        tests = count(len(measured), "test")
         why = "which lists tests of the pytest process only: each rank measures for itself"
-        notes.append(f"pytest-benchmark: {count} with a world not in its table, {why}")
+        notes.append(f"pytest-benchmark: {tests} with a world not in its table, {why}")
     return notes
 
 

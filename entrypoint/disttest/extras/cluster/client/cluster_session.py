@@ -38,6 +38,7 @@ from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
+from disttest.reports.text import count
 from disttest.results.conclusion import Conclusion, Facts, conclude, facts_of
 from disttest.results.directory import ResultsDirectory
 from disttest.results.events import CollectionFailed, RunFinished, RunStarted, TestCollected
@@ -320,7 +321,7 @@ def _conduct_all(
     if not jobs:
         return
     for job in jobs:
-        recorder.show_progress(f"{job.name}: {len(job.tests)} tests on {job.shape}")
+        recorder.show_progress(f"{job.name}: {count(len(job.tests), 'test')} on {job.shape}")
     at_once = min(at_once, len(jobs))
     if (room := room_for(at_once)) < at_once:
         recorder.noted(
