@@ -30,14 +30,10 @@ def end(item: SimpleNamespace, took_s: float) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("took_s", "imported", "said"), [(0.25, 0, ""), (0.9, 0, "slow"), (1.1, 0, "fails"), (1.1, 400, "")]
+    ("took_s", "imported", "said"), [(0.25, 0, ""), (1.9, 0, "slow"), (2.1, 0, "fails"), (2.1, 400, "")]
 )
 def test_only_far_above_the_limit_fails(took_s: float, imported: int, said: str) -> None:
     assert judged(took_s, 0.25, imported) == said
-
-
-def test_ranks_have_more_room_before_they_fail() -> None:
-    assert [judged(took_s, 5.0, 0) for took_s in (4.0, 39.0, 41.0)] == ["", "slow", "fails"]
 
 
 def test_a_fast_test_is_not_listed_and_a_slow_one_is(item: SimpleNamespace) -> None:
@@ -46,11 +42,11 @@ def test_a_fast_test_is_not_listed_and_a_slow_one_is(item: SimpleNamespace) -> N
 
 
 def test_a_test_far_above_the_limit_fails_unless_it_has_a_reason(item: SimpleNamespace) -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"took 2\.00 s of processor time"):
-        end(item, 2.0)
+    with pytest.raises(pytest.fail.Exception, match=r"took 2\.50 s of processor time"):
+        end(item, 2.5)
 
     item.mark = pytest.mark.slow("ten thousand tests").mark
-    assert end(item, 2.0) == []
+    assert end(item, 2.5) == []
 
 
 def test_a_mark_without_a_reason_is_an_error(item: SimpleNamespace) -> None:
