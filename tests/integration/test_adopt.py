@@ -5,12 +5,10 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from lab import Lab
-from thorough import is_wanted
 
 from disttest.model import Outcome
 
@@ -69,40 +67,42 @@ def ours(ended) -> dict[str, bool]:
     }
 
 
-@pytest.mark.slow("runs the whole suite that starts processes")
-def test_suites_that_start_processes_in_tests(suites):
-    folders = ("spawn", "launcher", "classes")
-    with ThreadPoolExecutor() as beside:  # ours waits most of the time for the limits of what hangs
-        own_run = beside.submit(own_way, suites, *folders) if is_wanted() else None
-        # torchrun in a script takes too long to be run twice
-        ended = suites.run("--host", "false", *folders, "script", limit_s=480)
-
+def check(ended, *, hanging: int, others: int) -> None:
+    """Those tests passed that their authors want to pass, and no others; those that hang ended at their limit."""
     verdicts = ours(ended)
-    hanging = {name for name in verdicts if name.rpartition(".")[2] in HANGING}
-    assert 5 == len(hanging)
-    both = {name: passed for name, passed in verdicts.items() if name not in hanging}
-    assert [True, False, False] == [passed for name, passed in both.items() if "script." in name], (
-        ended.output
-    )
-    both = {name: passed for name, passed in both.items() if "script." not in name}
-    own = own_run.result() if own_run else {name: name.rpartition(".")[2] in GOOD for name in both}
-    assert (own, 14) == (both, len(both)), ended.output
-    assert GOOD >= {name.rpartition(".")[2] for name, passed in verdicts.items() if passed}
-    assert not any(verdicts[name] for name in hanging)
-    assert all(
-        re.search("timed out after (3|20) s", test.final.message)
-        for test in ended.run.tests
-        if test.test.name in HANGING
-    )
+    assert verdicts == {name: name.rpartition(".")[2] in GOOD for name in verdicts}, ended.output
+    at_limit = [test.final.message for test in ended.run.tests if test.test.name in HANGING]
+    assert (hanging, others) == (len(at_limit), len(verdicts) - hanging), ended.output
+    assert all(re.search("timed out after (3|20) s", message) for message in at_limit), at_limit
 
-    hosted = suites.run("classes", limit_s=480)
-    of_classes = {name: passed for name, passed in verdicts.items() if name.startswith("classes.")}
-    assert of_classes == ours(hosted), hosted.output
+
+@pytest.mark.slow("its ranks are new interpreters")
+def test_suites_that_start_processes_in_tests(suites):
+    check(suites.run("--host", "false", "spawn", "launcher", "script", limit_s=480), hanging=3, others=9)
+
+
+def test_a_suite_of_classes(suites):
+    ended = suites.run("classes", limit_s=480)
+
+    check(ended, hanging=2, others=8)
     crash, hang = (
-        hosted.result(f"TestBad::{name}").message for name in ("test_crashes_and_hangs", "test_hangs")
+        ended.result(f"TestBad::{name}").message for name in ("test_crashes_and_hangs", "test_hangs")
     )
     assert "rank 1 of 2 was killed by SIGSEGV" in crash
     assert "timed out after 20 s" in hang
+
+
+@pytest.mark.thorough("test_a_suite_of_classes runs the same tests")
+def test_a_suite_of_classes_that_start_processes(suites):
+    check(suites.run("--host", "false", "classes", limit_s=480), hanging=2, others=8)
+
+
+@pytest.mark.thorough("the tests above run the same suites and know what passes")
+def test_their_own_way_comes_to_the_same(suites):
+    verdicts = own_way(suites, "spawn", "launcher", "classes")
+
+    assert verdicts == {name: name.rpartition(".")[2] in GOOD for name in verdicts}
+    assert 14 == len(verdicts)
 
 
 def test_a_pool_for_the_session(suites):
