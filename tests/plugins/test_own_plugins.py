@@ -538,6 +538,39 @@ def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing
     assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in ended.output
 
 
+OVER_NODES = """
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.nodes(2)
+    def test_over_nodes(world):
+        dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "hook"),
+    [
+        ("after_test", "disttest_rank_test"),
+        ("look_around", "disttest_watch_world"),
+        ("clean_world", "disttest_watch_world"),
+    ],
+)
+def test_a_plugin_that_fails_on_a_node_is_named_and_the_test_does_not_pass(failing, where, hook):
+    failing.write(test_over_nodes=OVER_NODES)
+    ended = failing.run(
+        *("run", "test_over_nodes.py", "--launcher", "local", "--nodes", "2", "--device", "cpu"),
+        *("--pass-env", "PYTEST_FAILS_IN"),
+        PYTEST_FAILS_IN=where,
+    )
+
+    assert ExitCode.FAILED == ended.exit_code, ended.output
+    result = ended.result("test_over_nodes")
+    assert (Outcome.ERROR, Cause.PLUGIN) == (result.outcome, result.cause)
+    assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in result.message
+
+
 def test_what_a_world_has_noted_is_kept_if_a_watch_of_it_fails(failing):
     ended = failing.run("run", "test_calls.py", "-k", "one", PYTEST_FAILS_IN="look_around")
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from disttest.clock import monotonic
-from disttest.errors import PluginError
+from disttest.errors import ExitCode
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
@@ -39,7 +39,7 @@ from disttest.runtime.controller.session import RunSession
 from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
-from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldPool
+from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldPool, settle
 from disttest.runtime.messages.protocol import RunStop, TestJudged, WorldOrder
 
 
@@ -87,9 +87,7 @@ class Controller(Listener):
         self._tests: dict[str, TestCase] = {}
         # Prefix of the names of its worlds.
         self._letter = letter
-        self._settled = msgspec.to_builtins(
-            plugin_manager().named("disttest_settle", object, config=session.config, options=options)
-        )
+        self._settled = settle(session.config, options)
         self._worlds = 0
         self._failed_of_rank: Counter[int] = Counter()
         self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)
@@ -277,8 +275,10 @@ class Controller(Listener):
         self._recorder.world_ended(world.world_id, reason, self._cpu_steps_of(world))
         plugin_manager().call("disttest_world_ended", scratch=Path(world.order.scratch_dir))
         self._note_end(world)
-        if closed and closed.plugin_error:
-            raise PluginError(closed.plugin_error)
+        if closed and closed.plugin_error and self._asked is None:
+            # The worlds that still run end in order, and their results count.
+            self._asked = RunStop(reason=closed.plugin_error, exit_code=ExitCode.INTERNAL)
+            self._retries.stop()
         well = closed is not None and not closed.reason
         self._device_health.world_ended(world.batch, world.slots, well=well)
         self._device_health.vacate(

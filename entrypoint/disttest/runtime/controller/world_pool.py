@@ -8,6 +8,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from disttest.clock import monotonic
 from disttest.errors import ProtocolError
@@ -26,6 +29,7 @@ from disttest.limits import (
     WORLD_TERM_S,
 )
 from disttest.model import Batch, Slot, TestCase
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.messages.protocol import (
     Cancel,
     Channel,
@@ -37,6 +41,11 @@ from disttest.runtime.messages.protocol import (
 from disttest.runtime.rank import state_snapshot
 from disttest.runtime.rank.child import send_output_to
 from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor, make_world
+
+if TYPE_CHECKING:
+    import pytest
+
+    from disttest.options.run import RunOptions
 
 WorldMaker = Callable[[WorldOrder, Channel, RankStarter, Callable[[], float]], WorldSupervisor]
 """Creates the world in its own process: by default a whole world, on clusters the share of one node."""
@@ -265,3 +274,10 @@ class WorldPool:
         world.channel.close()
         world.child.close()
         self._listener.on_ended(world, ended)
+
+
+def settle(config: pytest.Config, options: RunOptions) -> dict[str, Any]:
+    """Ask plugins for the data that they want in every process of every world; return it by their names, as JSON data."""
+    found = plugin_manager().named("disttest_settle", object, config=config, options=options)
+    settled: dict[str, Any] = msgspec.to_builtins(found)
+    return settled

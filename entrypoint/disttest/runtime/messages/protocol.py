@@ -244,6 +244,8 @@ class TestJudged(Message):
     stop: RunStop | None = None
     healthy: bool = True
     """Whether the world can run another test; set by worlds that span nodes."""
+    plugin_error: str = ""
+    """Exception of a plugin, as in :class:`TestDone`; set by worlds that span nodes, whose client judges."""
 
 
 class WorldClosed(Message):

@@ -134,10 +134,15 @@ def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
     except PluginError as error:
         return plugin_failed(_CORE.disttest_judge_attempt(attempt), str(error), error.trace)
     # Only the first: later errors of plugins are often its consequences.
-    for where, failure in _plugin_errors(attempt):
+    if failure := first_plugin_error(attempt):
         message, _, trace = failure.partition("\n")
-        return plugin_failed(result, f"{where}{message}", trace)
+        return plugin_failed(result, message, trace)
     return result
+
+
+def first_plugin_error(attempt: JudgedAttempt) -> str:
+    """Return the first exception of a plugin during the test, and its traceback on further lines; empty if none."""
+    return next((f"{where}{failure}" for where, failure in _plugin_errors(attempt)), "")
 
 
 def _plugin_errors(attempt: JudgedAttempt) -> Iterator[tuple[str, str]]:

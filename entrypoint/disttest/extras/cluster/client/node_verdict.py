@@ -16,6 +16,7 @@ from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult, rank_names
 from disttest.results.rulings import RankState, state_of
 from disttest.results.verdict import by_guilt, is_red, is_symptom, judge
+from disttest.runtime.world.judging import plugin_failed
 
 _MOST_NODES_NAMED = 8
 _PASSED = frozenset({RankState.PASSED, RankState.PARTLY})
@@ -37,6 +38,8 @@ class PartitionRecord(Frozen):
     """Reason why this node ended its ranks during the test, unless they were the reason themselves."""
     by_scheduler: bool = False
     """Whether the scheduler had asked the node to end by then."""
+    plugin_error: str = ""
+    """Exception of a plugin: the message, and the traceback on further lines."""
     given_up: bool = False
     """Whether the client had given up the job by then; ``cancelled`` is the client's reason in that case."""
 
@@ -70,7 +73,25 @@ def judge_partitions(
     hosts: Sequence[str] = (),
     attempt: int = 1,
 ) -> TestResult:
-    """Judge one test that spans nodes."""
+    """Judge one test that spans nodes; it never passes if a plugin failed on one of them."""
+    result = _judge_records(test, partitions, end, job_id=job_id, hosts=hosts, attempt=attempt)
+    # Only the first: later errors of plugins are often its consequences.
+    for partition in partitions:
+        if partition.plugin_error:
+            message, _, trace = partition.plugin_error.partition("\n")
+            return plugin_failed(result, f"node {partition.host}: {message}", trace)
+    return result
+
+
+def _judge_records(
+    test: TestCase,
+    partitions: Sequence[PartitionRecord],
+    end: JobOutcome | None,
+    *,
+    job_id: str,
+    hosts: Sequence[str],
+    attempt: int,
+) -> TestResult:
     assert test.world is not None
     by_rank = {
         record.rank: msgspec.structs.replace(record, node=partition.host)

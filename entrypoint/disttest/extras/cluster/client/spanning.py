@@ -121,6 +121,8 @@ class SpanningConductor(Conductor):
         self._gone.add(node)
         for note in message.notes:
             self._recorder.noted(f"world {self._world_id} on node {self._name(node)}: {note}")
+        if message.plugin_error:
+            self._blame_plugin(node, message.plugin_error)
         if message.failure:
             self._recorder.noted(message.failure)
             return self._lose_share(node, message.failure)
@@ -129,6 +131,19 @@ class SpanningConductor(Conductor):
         self._world_s = None
         self._recorder.world_ended(self._world_id)
         return self._open_next()
+
+    def _blame_plugin(self, node: int, error: str) -> None:
+        """Turn the world's last test into an error: a plugin that watches the machine failed on a node."""
+        self._recorder.noted(f"node {self._name(node)}: {error.partition(chr(10))[0]}")
+        number = self._begun[-1] if self._begun else None
+        record = self._partitions.get(number, {}).get(node) if number is not None else None
+        if number is None or record is None:  # the test is tried again, or has lost the records of this node
+            return
+        self._partitions[number][node] = msgspec.structs.replace(
+            record, plugin_error=record.plugin_error or error
+        )
+        if number in self._judged:
+            self._judge(number, self._verdict(number, None))
 
     def _lose_share(self, node: int, failure: str) -> Sequence[Message]:
         """Handle the death of a node's supervisor: its ranks leave no record, and the others are asked to stop."""
@@ -204,6 +219,7 @@ class SpanningConductor(Conductor):
             duration_s=message.duration_s,
             cancelled=message.cancelled,
             by_scheduler=message.by_scheduler,
+            plugin_error=message.plugin_error,
             given_up=self.failure is not None and self.failure.state is not JobState.CANCELLED,
         )
         self._partitions.setdefault(message.test, {})[node] = record

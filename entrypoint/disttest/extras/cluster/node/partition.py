@@ -58,7 +58,7 @@ from disttest.results.journal import run_clock
 from disttest.runtime.controller.collect import modules_of
 from disttest.runtime.controller.orders import order_of, own_arguments
 from disttest.runtime.controller.session import RunSession
-from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldByFork, WorldPool
+from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldByFork, WorldPool, settle
 from disttest.runtime.messages.collected import describe_collected
 from disttest.runtime.messages.protocol import (
     Dismiss,
@@ -183,6 +183,7 @@ class PartitionController(Listener):
         self._world: LiveWorld | None = None
         self._world_number = 0
         self._listener: socket.socket | None = None
+        self._settled = settle(session.config, self._options)
         self._over = False
         self._by_scheduler = False
         self._live = LiveLines(run.workplace.results, monotonic, asked=order.job.live_output)
@@ -293,6 +294,7 @@ class PartitionController(Listener):
             scratch_dir=str(scratch),
             settings=self._options.for_worlds(),
             threads=max(1, self._cpus // ranks),
+            settled=self._settled,
             partition=partition,
         )
         batch = Batch(
@@ -347,6 +349,7 @@ class PartitionController(Listener):
                 healthy=judged.healthy,
                 cancelled=judged.result.message,
                 by_scheduler=self._by_scheduler,
+                plugin_error=judged.plugin_error,
                 attempt=result.attempt,
             )
         )
@@ -359,23 +362,31 @@ class PartitionController(Listener):
             text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
             failure = f"the world process on node {self._assignment.host} ended with {ended}"
             failure += f": {text.splitlines()[-1]}" if text else ""
-        failure = failure or (closed.plugin_error if closed else "")
         if world.begun is not None:
             self._send_all(self._live.end(world.begun.nodeid))
         notes = closed.notes if closed else ()
-        notes += tuple(f"{nodeid}: {left}" for nodeid, left in (closed.leftovers if closed else ()))
+        left = closed.leftovers if closed else ()
+        notes += tuple(f"{nodeid}: {text}" if nodeid else text for nodeid, text in left)
         if closed and closed.survivors:
             notes = (*notes, f"processes that could not be killed: {', '.join(map(str, closed.survivors))}")
         self._world = None
-        self._line.send(PartitionEnded(world=self._world_number, notes=notes, failure=failure))
+        self._line.send(
+            PartitionEnded(
+                world=self._world_number,
+                notes=notes,
+                failure=failure,
+                plugin_error=closed.plugin_error if closed else "",
+            )
+        )
 
     def _send_all(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self._line.send(message)
 
     def _running(self, world: LiveWorld) -> int:
-        assert world.begun is not None
-        return self._number[world.begun.nodeid]
+        # A rank may fail before its first test.
+        begun = world.begun.nodeid if world.begun else world.order.tests[0].nodeid
+        return self._number[begun]
 
 
 def listen(address: str, ports: tuple[int, int]) -> socket.socket:

@@ -36,6 +36,7 @@ from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.world.attempt import Attempt
 from disttest.runtime.world.judged_attempt import JudgedAttempt
+from disttest.runtime.world.judging import first_plugin_error
 from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
 
 
@@ -79,6 +80,7 @@ class PartitionWorld(WorldSupervisor):
         self._turns = 0
         self._dismissed = False
         self._agreed = False
+        self._error_of_test = ""
         self._ranks.on_evidence = self._wait_for_evidence
 
     def _listen(self) -> socket.socket | None:
@@ -151,6 +153,7 @@ class PartitionWorld(WorldSupervisor):
 
     def _judge(self, attempt: JudgedAttempt) -> TestResult:
         """Return the records of these ranks; the client judges with the records of all nodes."""
+        self._error_of_test = first_plugin_error(attempt)
         return self._records_of(attempt.attempt)
 
     def _records_of(self, attempt: Attempt) -> TestResult:
@@ -169,7 +172,9 @@ class PartitionWorld(WorldSupervisor):
     def _report(self, attempt: Attempt, result: TestResult, reports: tuple[str, ...] = ()) -> None:
         """Send the records to the controller."""
         del reports
-        self._controller.send(TestJudged(result=result, healthy=self._is_healthy(attempt)))
+        self._controller.send(
+            TestJudged(result=result, healthy=self._is_healthy(attempt), plugin_error=self._error_of_test)
+        )
 
 
 class InterpreterStarter:

@@ -99,6 +99,8 @@ class PartitionDone(Message):
     """Reason why its ranks were ended during the test, unless they were the reason themselves."""
     by_scheduler: bool = False
     """Whether the scheduler had asked the node to end by then."""
+    plugin_error: str = ""
+    """Exception of a plugin during the test: the message, and the traceback on further lines."""
     attempt: int = 1
 
 
@@ -109,6 +111,8 @@ class PartitionEnded(Message):
     notes: tuple[str, ...] = ()
     failure: str = ""
     """Set if its supervisor died: missing records will never come."""
+    plugin_error: str = ""
+    """Exception of a plugin that watches the machine: the message, and the traceback on further lines."""
 
 
 class LogText(Message):
