@@ -295,12 +295,18 @@ def plugins_differ(wanted: Sequence[str], found: Sequence[str], where: str, othe
 
 
 @contextmanager
-def blaming(name: str, hook: str) -> Iterator[None]:
-    """Turn an exception of this block into an error that names the plugin and the hook."""
+def blaming(name: str, hook: str, *, meant: type[DisttestError] = DisttestError) -> Iterator[None]:
+    """Turn an exception of this block into an error that names the plugin and the hook.
+
+    Args:
+        name: the plugin.
+        hook: the hook that the block calls.
+        meant: errors of disttest that pass as they are, because the plugin may end the command with them.
+    """
     try:
         yield
     except BaseException as error:
-        if _is_meant(error):
+        if _is_meant(error) and (isinstance(error, meant) or not isinstance(error, DisttestError)):
             raise
         raise _failure(name, hook, error) from error
 

@@ -20,7 +20,7 @@ import pytest
 from disttest.errors import JournalError, PluginError, ReportError
 from disttest.outgoing import outgoing
 from disttest.reports.write import write_reports
-from disttest.results.conclusion import Conclusion, Process, conclude, facts_of
+from disttest.results.conclusion import Conclusion, Process, conclude, facts_of, join_exit_codes
 from disttest.results.directory import ResultsDirectory
 from disttest.results.events import AnyEvent
 from disttest.results.fold import Folding, RunResult, fold
@@ -76,7 +76,9 @@ def end_run(
                 for nodeid, message in clean_up(watches, lambda: reading.result().attempts):
                     recorder.noted(message, nodeid)
             except PluginError as error:
-                exit_code, reason = error.exit_code, str(error)
+                recorder.noted(str(error))
+                joined = join_exit_codes([exit_code, error.exit_code], something_ran=True)
+                exit_code, reason = joined, reason or ("" if joined == exit_code else str(error))
             if not listed:
                 exit_code, reason = _concluded(reading.result(), exit_code, reason)
             recorder.run_finished(exit_code, reason)

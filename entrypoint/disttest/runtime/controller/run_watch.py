@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from disttest.errors import PluginError
 from disttest.model import TestResult
 from disttest.plugin_manager import blaming, plugin_manager
 
@@ -34,11 +35,17 @@ def watch_run(results: Callable[[], Path]) -> dict[str, RunWatch]:
 def clean_up(
     watches: Mapping[str, RunWatch], attempts: Callable[[], Collection[TestResult]]
 ) -> Iterator[tuple[str, str]]:
-    """Have the watches clean up; yield node id and text of each note.
+    """Have the watches clean up, whatever one of them raises; yield node id and text of each note.
 
     Raises:
-        PluginError: a plugin failed.
+        PluginError: a plugin failed; all watches were asked.
     """
+    failure: PluginError | None = None
     for name, watch in watches.items():
-        with blaming(name, "disttest_watch_run"):
-            yield from watch.clean(attempts)
+        try:
+            with blaming(name, "disttest_watch_run", meant=PluginError):
+                yield from watch.clean(attempts)
+        except PluginError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

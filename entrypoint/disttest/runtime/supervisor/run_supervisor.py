@@ -357,6 +357,8 @@ def _close_journal(
         for nodeid, message in clean_up(watches, lambda: run.attempts):
             _append(journal, watch, Noted(at_s=journal.now(), message=message, nodeid=nodeid))
     except PluginError as error:
+        # A failed test decides the exit code, and its reason: a note has the error in any case.
+        _append(journal, watch, Noted(at_s=journal.now(), message=str(error)))
         ends = [*ends, _End(Conclusion(error.exit_code, str(error)))]
     if watch.trouble:
         message = f"the live view of the run was stopped: {watch.trouble}"

@@ -88,6 +88,7 @@ class WorldSupervisor:
         self._world_watches = plugin_manager().named(
             "disttest_watch_world", WorldWatch, results=order.home.now
         )
+        self._looking = dict(self._world_watches)
         self._plugin_error = ""
         self._marks = CpuMarks("world", asked=order.settings.cpu_steps)
 
@@ -385,27 +386,34 @@ class WorldSupervisor:
 
     def _look_around(self, *, at_once: bool = False) -> None:
         nodeid = self._began[-1][0] if self._began else ""
-        self._ask_watches(lambda watch: watch.look(nodeid, at_once=at_once))
+        for name, watch in [*self._looking.items()]:
+            if not self._ask(name, functools.partial(watch.look, nodeid, at_once=at_once)):
+                del self._looking[name]
+                # Its descriptor may stay readable, and would wake the loop without end.
+                if watch.fileno() >= 0:
+                    self._ranks.loop.ignore(watch)
 
     def _clean(self) -> tuple[tuple[str, str], ...]:
         """Have the watches clean up; they may close their descriptors."""
         for watch in self._watches_with_fd():
             self._ranks.loop.ignore(watch)
         notes: list[tuple[str, str]] = []
-        self._ask_watches(lambda watch: notes.extend(watch.clean()))
+        for name, watch in self._world_watches.items():
+            self._ask(name, lambda watch=watch: notes.extend(watch.clean()))  # type: ignore[misc]
         return tuple(notes)
 
     def _watches_with_fd(self) -> list[WorldWatch]:
         return [watch for watch in self._world_watches.values() if watch.fileno() >= 0]
 
-    def _ask_watches(self, question: Callable[[WorldWatch], None]) -> None:
-        """Call each watch; if one fails, the controller ends the run once this world has ended its processes."""
-        for name, watch in self._world_watches.items():
-            try:
-                with blaming(name, "disttest_watch_world"):
-                    question(watch)
-            except PluginError as error:
-                self._plugin_error = self._plugin_error or str(error)
+    def _ask(self, name: str, question: Callable[[], None]) -> bool:
+        """Call the watch of a plugin; whether it did not fail. The run ends once this world has ended its processes."""
+        try:
+            with blaming(name, "disttest_watch_world", meant=PluginError):
+                question()
+        except PluginError as error:
+            self._plugin_error = self._plugin_error or str(error)
+            return False
+        return True
 
     def _on_order(self, message: object) -> None:
         if isinstance(message, Cancel):

@@ -3,6 +3,9 @@
 import json
 from collections import Counter
 
+import pytest
+
+from disttest.errors import ExitCode, InfrastructureError
 from disttest.model import Cause, Hardware, Outcome, TestCase, TestResult
 from disttest.results import journal as journals
 from disttest.results.directory import claim
@@ -49,6 +52,51 @@ def test_each_event_is_read_once_for_the_code_and_the_reports(tmp_path, monkeypa
     shown = json.loads((tmp_path / "results" / "results.json").read_text())
     assert shown["exit_code"] == 1
     assert shown["notes"] == [f"{NODEIDS[0]}: left by one of 2 tests"]
+
+
+class Broken(RunWatch):
+    """Of a plugin that fails, in words that only an error of a machine may have."""
+
+    def clean(self, attempts):
+        raise InfrastructureError("the machine is gone")
+
+
+@pytest.mark.parametrize(
+    ("bad", "ended", "code", "reason"),
+    [
+        (True, "", ExitCode.FAILED, ""),
+        (False, "", ExitCode.INTERNAL, "plugin first failed in disttest_watch_run"),
+        (
+            False,
+            "the deadline of the run (5 s) passed",
+            ExitCode.DEADLINE,
+            "the deadline of the run (5 s) passed",
+        ),
+    ],
+)
+def test_a_failing_watch_is_noted_and_the_others_clean_up(tmp_path, bad, ended, code, reason):
+    directory = claim(tmp_path / "results")
+    recorder = run_in(directory)
+    if not bad:
+        recorder.test_finished(TestResult(nodeid=NODEIDS[1], outcome=Outcome.PASSED))
+    watches = {"first": Broken(), "sweep": Sweep()}
+
+    ending = end_run(
+        recorder,
+        directory,
+        watches,
+        exit_code=ExitCode.DEADLINE if ended else int(bad),
+        reason=ended,
+        listed=False,
+    )
+
+    assert ending == code
+    shown = json.loads((tmp_path / "results" / "results.json").read_text())
+    left, failed = shown["notes"]
+    assert left == f"{NODEIDS[0]}: left by one of 2 tests"
+    assert failed == "plugin first failed in disttest_watch_run: InfrastructureError: the machine is gone"
+    assert shown["reason"].startswith(reason)
+    assert bool(shown["reason"]) == bool(reason)
 
 
 def test_a_test_that_fails_again_after_it_passed_is_not_flaky(tmp_path):
