@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,7 +58,7 @@ def test_only_a_test_that_never_passed_is_deterministic(plain, pairs, perturbed)
     passed, failed = any(each.passed for each in every), any(each.failed for each in every)
     cause = classify(plain, pairs, perturbed, TABLE).cause
 
-    assert (cause is Cause.NEVER_FAILED) == (not failed)
+    assert (cause is Cause.NEVER_FAILED) == (not failed and plain.passed > 0)
     assert (cause is Cause.DETERMINISTIC) == (failed and not passed)
 
 
@@ -258,6 +259,34 @@ def test_the_other_tests_that_break_one_are_found_although_its_runs_are_slow():
 
     assert found.verdict.cause is Cause.ORDER
     assert found.untried == ()
+
+
+class Started(Timed):
+    """Whose runs start for seven seconds first."""
+
+    def attempt(self, trial: Trial) -> Outcomes:
+        share = self.left * trial.share - 7
+        if share > 0:
+            self.left -= 7
+            return super().attempt(msgspec.structs.replace(trial, share=min(1.0, share / max(1, self.left))))
+        if not self.left:
+            raise Enough
+        self.left = max(0, self.left - math.ceil(self.left * trial.share))
+        return Outcomes()
+
+
+def test_a_plain_run_gets_all_the_time_if_its_part_does_not_suffice_for_a_repetition():
+    found = Started(lambda _trial, number: bool(number % 2), trials=20).measure()
+
+    assert (found.plain.failed, found.plain.passed) == (4, 4)
+    assert "plain" not in found.untried
+
+
+def test_without_a_plain_run_nothing_is_known():
+    found = Started(lambda _trial, _number: False, trials=6).measure()
+
+    assert found.verdict.cause is Cause.UNKNOWN
+    assert found.untried[0] == "plain"
 
 
 def test_nothing_is_named_as_untried_after_the_failure_that_was_asked_for():

@@ -143,7 +143,8 @@ def classify(
             cause=Cause.MACHINE, confidence=wilson(spoiled, spoiled + failed)[0], by="spoiled runs"
         )
     if not failed:
-        return Verdict(cause=Cause.NEVER_FAILED)
+        # Perturbations alone say nothing of the test as users run it: a quieter machine may hide its failure.
+        return Verdict(cause=Cause.NEVER_FAILED if plain.passed else Cause.UNKNOWN)
     if not passed:
         # Also after a single run: a test that has never passed is never called flaky.
         return Verdict(cause=Cause.DETERMINISTIC, confidence=wilson(failed, failed)[0])

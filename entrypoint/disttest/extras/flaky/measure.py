@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from disttest.extras.flaky.causes import (
     Cause,
     Pairs,
@@ -119,11 +121,12 @@ class Measurement:
 
     @property
     def untried(self) -> tuple[str, ...]:
-        """Perturbations for which the time did not suffice, although the cause is not known."""
+        """Rows for which the time did not suffice, although the cause is not known."""
         if self.verdict.is_known or (self._until_fail and self.has_failed):
             return ()
         table = (row for row in self.table if self._others or row != AFTER)
-        return tuple(row.name for row in table if row.name not in self.perturbed)
+        names = (row.name for row in table if row.name not in self.perturbed)
+        return (*["plain"] * (not self.plain.ran), *names)
 
     @property
     def has_failed(self) -> bool:
@@ -142,7 +145,7 @@ class Measurement:
                 self._narrow()
 
     def _round(self, times: int, seed: int) -> None:
-        first, second = (self._run("plain", Trial(times=times, seed=seed, share=share)) for share in _SHARES)
+        first, second = (self._run_plainly(times, seed, share) for share in _SHARES)
         self.pairs += _pairs(first.failed, second.failed)
         for number, failed in first.failed.items():
             if failed and second.failed.get(number):
@@ -157,6 +160,14 @@ class Measurement:
                 self._run_after_others(seed)
             else:
                 self._run(row.name, Trial(words=row.strengths[0], times=times, seed=seed))
+
+    def _run_plainly(self, times: int, seed: int, share: float) -> Outcomes:
+        trial = Trial(times=times, seed=seed, share=share)
+        outcomes = self._run("plain", trial)
+        if outcomes.failed or outcomes.spoiled:
+            return outcomes
+        # Its part of the time did not suffice for one repetition: without plain runs, no other run says anything.
+        return self._run("plain", msgspec.structs.replace(trial, share=1.0))
 
     def _run_after_others(self, seed: int) -> None:
         # A test that fails ends its processes, so those after it would run without the others.

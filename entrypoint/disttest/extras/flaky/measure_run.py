@@ -70,7 +70,7 @@ class TrialRuns(Frozen):
             UsageError: the test cannot run.
         """
         left_s = (self.ends_at_s - monotonic()) * trial.share
-        if left_s <= 0:
+        if left_s < 0.1:  # --deadline 0.0 would be none
             raise Enough
         folder = self.results / f"{1 + sum(1 for each in self.results.iterdir() if each.is_dir()):03}"
         folder.mkdir()
@@ -152,7 +152,7 @@ class Report(Frozen, omit_defaults=False):
     command: str
     """Command that reproduces the failure with the smallest perturbation; empty if the test never failed."""
     untried: tuple[str, ...] = ()
-    """Perturbations for which the time did not suffice, although the cause is not known."""
+    """Rows for which the time did not suffice, although the cause is not known."""
 
     @property
     def has_failed(self) -> bool:
@@ -202,14 +202,15 @@ def describe_row(name: str, tally: Tally) -> str:
     return f"  {name:{_WIDTH}}  {describe_rate(tally.failed, tally.ran)}{spoiled}"
 
 
-def describe(report: Report) -> Iterator[str]:
+def describe(report: Report, *, interrupted: bool) -> Iterator[str]:
     """Yield the last lines about a test."""
     # Never 100 %: the numbers of a sample prove nothing.
     sure = f" ({min(99.9, 100 * report.confidence):.1f} % sure)" if report.confidence else ""
     by = f", shown by {report.by}" if report.by else ""
     yield f"cause: {report.cause}{by}{sure}"
     if report.untried:
-        yield f"not tried: {', '.join(report.untried)}; give more time with --budget"
+        why = "" if interrupted else "; give more time with --budget"
+        yield f"not tried: {', '.join(report.untried)}{why}"
     if report.command:
         yield f"again: {report.command}"
 
@@ -326,7 +327,7 @@ def _measure(
     except KeyboardInterrupt:
         interrupted = True
     report = report_on(test.nodeid, measurement, runs.command)
-    request.show("\n".join(describe(report)))
+    request.show("\n".join(describe(report, interrupted=interrupted)))
     return report, interrupted
 
 
