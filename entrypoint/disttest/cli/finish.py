@@ -43,10 +43,8 @@ def finish_run(
         environ: the environment of the command.
         keep: whether to keep the results; otherwise those of the previous run are restored.
     """
-    lost = _write(run, results)
+    lost = write_and_show(run, results, environ)
     plugins = plugin_manager()
-    shown = plugins.items("disttest_show_summary", str, run=run, results=results, environ=environ)
-    lost += [message for _, message in shown]
     plugins.call("disttest_before_final_lines", run=run, environ=environ)
     print_final(Console(), run, results_dir=results, failures=failures)
     broken = check_floors(run, floors)
@@ -76,9 +74,12 @@ def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:
     return ci_job(environ) is not None or not (found_nothing and nothing_ran)
 
 
-def _write(run: RunResult, results: Path) -> list[str]:
+def write_and_show(run: RunResult, results: Path, environ: Mapping[str, str]) -> list[str]:
+    """Write the reports, and have plugins show the summary; return what could not be written or shown."""
+    lost = []
     try:
         write_reports(run, results)
     except ReportError as error:
-        return [str(error)]
-    return []
+        lost = [str(error)]
+    shown = plugin_manager().items("disttest_show_summary", str, run=run, results=results, environ=environ)
+    return [*lost, *(message for _, message in shown)]

@@ -9,8 +9,7 @@ import pytest
 from sample_runs import SampleRun, mixed_run
 
 from disttest.cli import finish, words
-from disttest.errors import DisttestError, ExitCode
-from disttest.extras.shards.merge_command import write_merged
+from disttest.errors import ExitCode
 from disttest.plugin_manager import Plugins
 from disttest.plugins.github.hooks import disttest_ci_job, disttest_command_failed
 from disttest.plugins.github.outputs import STEP_PID
@@ -78,19 +77,6 @@ def test_a_lost_summary_is_an_error_and_lost_outputs_are_a_warning(
 
     assert code == ended
     assert "could not write GitHub's " in capfd.readouterr().err
-
-
-def test_merged_results_have_outputs_and_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, file in files(tmp_path).items():
-        monkeypatch.setenv(name, file)
-    write_merged(mixed_run(tmp_path), tmp_path)
-
-    assert "\nfailure\n" in (tmp_path / "output").read_text()
-    assert "disttest: failed" in (tmp_path / "page").read_text()
-
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "missing" / "page"))
-    with pytest.raises(DisttestError, match=r"could not write GitHub.s .*page: No such file"):
-        write_merged(mixed_run(tmp_path), tmp_path)
 
 
 def test_only_the_process_of_the_step_publishes_that_its_command_failed(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from disttest.extras.shards.merge_command import merge_command
 from disttest.extras.shards.plan_command import plan_command
 from disttest.extras.shards.shard_plan import decode_plan
 from disttest.model import Outcome, TestCase
-from disttest.reports.write import write_reports
 
 TESTS = [case("a", 1), case("b", 2), case("c", 4)]
 
@@ -134,7 +133,7 @@ def test_no_tests_are_an_error_unless_allowed(plan, tmp_path: Path) -> None:
 @pytest.fixture
 def merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: run(merge_command(write_reports), *arguments)
+    return lambda *arguments: run(merge_command(), *arguments)
 
 
 def shards(path: Path, tests: Sequence[TestCase], outcome: Outcome = Outcome.PASSED) -> None:
@@ -167,6 +166,37 @@ def test_a_missing_shard_is_found_through_the_plan(merge, plan, tmp_path: Path) 
     assert 7 == code
     assert "1 shard, 1 passed, 2 error" in out
     assert "never reported" in (tmp_path / "merged/junit.xml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "arguments", "code", "conclusion"),
+    [
+        ("page", (), 0, "success"),
+        ("page", ("--min-tests", "3"), 1, "failure"),
+        ("missing/page", (), 3, "error"),
+    ],
+)
+def test_outputs_of_merged_results_say_how_the_command_ends(
+    merge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    page: str,
+    arguments: tuple[str, ...],
+    code: int,
+    conclusion: str,
+) -> None:
+    monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "output"))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / page))
+    shards(tmp_path / "in", cases("a", "b"))
+
+    ended, _, err = merge("in", *arguments)
+
+    assert ended == code
+    told = (tmp_path / "output").read_text()
+    assert f"\n{conclusion}\n" in told
+    assert f"\n{code}\n" in told
+    assert ("could not write GitHub's" in err) == (code == 3)
+    assert code == 3 or "disttest: passed" in (tmp_path / page).read_text()
 
 
 def test_floors_make_a_merged_run_red(merge, tmp_path: Path) -> None:

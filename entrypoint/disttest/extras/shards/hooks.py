@@ -95,11 +95,11 @@ def disttest_addoptions() -> Sequence[Option]:
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
     """Add ``disttest plan`` and ``disttest merge``."""
-    from disttest.extras.shards.merge_command import merge_command, write_merged
+    from disttest.extras.shards.merge_command import merge_command
     from disttest.extras.shards.plan_command import collect_for_plan, plan_command
 
     group.add_command(plan_command(collect_for_plan))
-    group.add_command(merge_command(write_merged))
+    group.add_command(merge_command())
 
 
 @hookimpl(tryfirst=True)

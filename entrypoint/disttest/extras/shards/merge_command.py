@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,21 @@ import click
 import disttest
 from disttest.cli.purposes import Purpose, serves
 from disttest.cli.run_request import read_text
-from disttest.cli.words import warn
-from disttest.errors import DisttestError, UsageError
+from disttest.cli.words import warn, warn_by_plugins
+from disttest.errors import UsageError
 from disttest.extras.shards.shard_plan import Plan, decode_plan
 from disttest.extras.shards.shard_sources import find_plan
 from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
-from disttest.plugin_manager import plugin_manager
 from disttest.results.conclusion import Demands, final_exit_code
 from disttest.results.directory import claim
 from disttest.results.floors import check_floors, make_floors
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, record_end
 
-Write = Callable[[RunResult, Path], Any]
-"""Function that writes all reports of a run into its results directory."""
 
-
-def merge_command(write_reports: Write) -> click.Command:
-    """Make the command, given a function that writes reports."""
+def merge_command() -> click.Command:
+    """Make the command."""
 
     @serves(Purpose.DIVIDE)
     @click.command(name="merge", cls=RegistryCommand)
@@ -37,6 +33,7 @@ def merge_command(write_reports: Write) -> click.Command:
     @flags("merge")
     def merge_(directories: tuple[Path, ...], plan: Path | None, **given: Any) -> None:
         """Join the results of shards (below the directories) into one."""
+        from disttest.cli.finish import write_and_show
         from disttest.extras.shards.merging import merge
 
         expect: Path | None = given["expect"]
@@ -57,14 +54,15 @@ def merge_command(write_reports: Write) -> click.Command:
             reruns=given["reruns"],
             disttest=disttest.__version__,
         )
-        write_reports(run, into)
-        broken = check_floors(run, floors)
-        for message in broken:
+        lost, broken = write_and_show(run, into, environment()), check_floors(run, floors)
+        for message in (*lost, *broken):
             warn(message)
         click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
-        code = final_exit_code(run.exit_code, Demands(broken=broken))
+        code = final_exit_code(run.exit_code, Demands(broken=broken, lost=lost))
         if code != run.exit_code:
-            record_end(into / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=broken)
+            record_end(into / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=(*lost, *broken))
+        end = {"run": run, "results": into.absolute(), "exit_code": code}
+        warn_by_plugins("disttest_run_finished", environ=environment(), **end)
         click.get_current_context().exit(code)
 
     return merge_
@@ -90,25 +88,6 @@ def read_plan(path: Path | None) -> Plan | None:
         UsageError: the file cannot be read or is not a plan.
     """
     return decode_plan(read_text(path, "the plan").encode(), str(path)) if path else None
-
-
-def write_merged(run: RunResult, results: Path) -> None:
-    """Write the reports of merged results, and have plugins publish them.
-
-    Raises:
-        DisttestError: a report could not be written or published.
-    """
-    from disttest.reports.write import write_reports
-
-    write_reports(run, results)
-    plugins, environ = plugin_manager(), environment()
-    end = {"run": run, "results": results.absolute(), "exit_code": run.exit_code}
-    lost = [
-        *plugins.items("disttest_run_finished", str, environ=environ, **end),
-        *plugins.items("disttest_show_summary", str, environ=environ, run=run, results=results),
-    ]
-    if lost:
-        raise DisttestError("; ".join(message for _, message in lost))
 
 
 def render_merged(run: RunResult) -> str:
