@@ -80,6 +80,22 @@ FAILS = """
 
 
     @hookimpl
+    def disttest_ci_job(environ):
+        fail("ci_job")
+
+
+    @hookimpl
+    def disttest_message_id(message):
+        fail("message_id")
+
+
+    @hookimpl
+    def disttest_command_failed(exit_code, environ):
+        fail("command_failed")
+        return []
+
+
+    @hookimpl
     def disttest_doctor_checks():
         from disttest.host.findings import DeviceFinding, Grade
 
@@ -575,6 +591,24 @@ def test_what_a_world_has_noted_is_kept_if_a_watch_of_it_fails(failing):
     ended = failing.run("run", "test_calls.py", "-k", "one", PYTEST_FAILS_IN="look_around")
 
     assert "the world is clean" in ended.run.notes
+
+
+@pytest.mark.parametrize(
+    ("where", "code"),
+    [
+        ("ci_job", ExitCode.INTERNAL),
+        ("message_id", ExitCode.USAGE),
+        ("command_failed", ExitCode.USAGE),
+    ],
+)
+def test_a_plugin_that_fails_around_a_command_is_one_line_and_keeps_its_exit_code(failing, where, code):
+    failing.forks = False
+    ended = failing.run("run", "nowhere.py", PYTEST_FAILS_IN=where)
+
+    assert code == ended.exit_code, ended.output
+    assert f"plugin fails failed in disttest_{where}: ValueError: planted in {where}" in ended.output
+    assert "Traceback" not in ended.output
+    assert ("no such file or directory: nowhere.py" in ended.output) == (code == ExitCode.USAGE)
 
 
 def test_watches_over_the_machine_add_notes_of_the_run_and_of_tests(failing):

@@ -18,7 +18,7 @@ import disttest
 from disttest.cli.commands import list_command, report, run_command
 from disttest.cli.purposes import PURPOSES, Purpose
 from disttest.cli.words import warn, warn_by_plugins
-from disttest.errors import DisttestError, ExitCode
+from disttest.errors import DisttestError, ExitCode, PluginError
 from disttest.host.process_limits import check_limits
 from disttest.options.environment import ci_job, environment
 from disttest.options.flags import RegistryCommand
@@ -134,6 +134,16 @@ def _asked(words: Sequence[str]) -> RegistryCommand:
     return named if isinstance(named, RegistryCommand) else RegistryCommand(name=None)
 
 
+def _tell_plugins(exit_code: int, message: str = "") -> None:
+    """Tell plugins that the command failed; one that fails itself does not change the exit code."""
+    try:
+        if message and (known := plugin_manager().call("disttest_message_id", message=message)):
+            warn(f"what to do: disttest explain {known}")
+        warn_by_plugins("disttest_command_failed", exit_code=exit_code, environ=environment())
+    except PluginError as error:
+        warn(str(error))
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line. Words after ``--`` are pytest's; disttest's errors become one line and their exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -142,23 +152,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )  # an ignored one is inherited, and loses the exits of children
     asked = _asked(words)
     shown = asked.shows or words[:1] in ([word] for word in _HELP)
-    if not asked.is_channel:
-        job = None if asked.relays else ci_job()
-        steady_streams(job.shield if job else None)
-    ours, rest = parted(words)
-    ours = _without_plugin_words(ours)
     try:
+        if not asked.is_channel:
+            job = None if asked.relays else ci_job()
+            steady_streams(job.shield if job else None)
+        ours, rest = parted(words)
+        ours = _without_plugin_words(ours)
         if not shown:
             check_limits()
         code = command.main(args=ours, obj=rest, prog_name="disttest", standalone_mode=False)
     except DisttestError as error:
         warn(str(error))
-        if known := plugin_manager().call("disttest_message_id", message=str(error)):
-            warn(f"what to do: disttest explain {known}")
-        warn_by_plugins("disttest_command_failed", exit_code=error.exit_code, environ=environment())
+        _tell_plugins(error.exit_code, str(error))
         _leave(error.exit_code)
     except click.UsageError as error:
-        warn_by_plugins("disttest_command_failed", exit_code=ExitCode.USAGE, environ=environment())
+        _tell_plugins(ExitCode.USAGE)
         if isinstance(error, click.NoSuchOption) and (moved := replacement_of(error.option_name)):
             warn(moved)
             _leave(ExitCode.USAGE)
