@@ -345,6 +345,8 @@ def disttest_run_finished(
 ) -> Sequence[str]:
     """Command, when the exit code of a run is final: publish the outcome to other programs.
 
+    A node that runs whole worlds for a command elsewhere calls it for its own run, too.
+
     Args:
         run: result of the run; None if it ended before it had one.
         results: directory of the run; None if ``run`` is None.

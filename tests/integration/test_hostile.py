@@ -34,7 +34,14 @@ def _run(trial: Trial, folder: Path) -> None:
 
 
 @pytest.mark.slow("each case is a list of runs")
-@pytest.mark.parametrize("trial", all_trials(), ids=str)
+@pytest.mark.parametrize(
+    "trial",
+    [
+        pytest.param(trial, marks=[pytest.mark.thorough(trial.thorough)] if trial.thorough else [])
+        for trial in all_trials()
+    ],
+    ids=str,
+)
 def test_hostile(trial: Trial, ended: dict[str, Future[None]]) -> None:
     ended[trial.id].result()
 

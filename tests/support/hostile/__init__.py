@@ -27,6 +27,8 @@ class Trial:
     """What must hold, in one sentence."""
     run: Callable[[Lab], None]
     """Raises AssertionError where the claim does not hold. Leaves nothing behind."""
+    thorough: str = ""
+    """Why it runs only with --thorough: what shows the same in every run."""
 
     def __str__(self) -> str:
         return self.id

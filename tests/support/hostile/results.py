@@ -235,6 +235,7 @@ TRIALS = (
         id="two-runs-github-outputs",
         claim="Outputs name the directory that the run has really written.",
         run=_outputs,
+        thorough="two-runs-default-directory has the directory, unit tests the outputs",
     ),
     Trial(
         id="two-runs-named-directory",
@@ -250,6 +251,7 @@ TRIALS = (
         id="three-plain-pytests-at-once",
         claim="Of plain pytest processes with one directory one gets it, and the others are refused before they run a test.",
         run=_three_of_pytest,
+        thorough="two-runs-named-directory refuses plain pytest, too",
     ),
     Trial(
         id="directory-removed-and-taken",

@@ -234,12 +234,9 @@ def _other_commands(lab: Lab) -> None:
         ("--help",),
     )
     written = (("report", "results"), ("merge", "results", "--results", "merged"))
-    for words in (*shown, *written):
-        usual = lab.run(*words)
-        assert usual.exit_code == 0, (words, usual.output)
     outputs = (_to_gone_reader, _to_full_disk, _to_closed)
-    # Each command meets one of them in turn, since all write their output by the same function.
-    in_turn = zip((*shown, *written), itertools.cycle(outputs), strict=False)
+    # Commands that do not import torch meet one of them in turn: all write their output by the same function.
+    in_turn = zip((*shown[1:3], *written), itertools.cycle(outputs), strict=False)
     for words, check in itertools.product((*shown, *written), outputs) if is_wanted() else in_turn:
         check(lab, words, cut_off=words in shown)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sample_runs import SampleRun
 
 from disttest.errors import ExitCode
+from disttest.extras.container import launching
 from disttest.extras.container.launching import Aftermath, rebuild_left_run
 from disttest.model import Cause, Outcome
 from disttest.results.fold import fold
@@ -75,6 +78,24 @@ def test_the_outputs_of_a_run_that_ended_by_itself_stay(step: Step) -> None:
     aftermath.settle(1)
 
     assert step.outputs() == {"conclusion": "failure"}
+
+
+@pytest.mark.parametrize(("to_its_end", "told"), [(True, []), (False, [137])])
+def test_plugins_are_told_once_how_a_run_ended(
+    step: Step, monkeypatch: pytest.MonkeyPatch, to_its_end: bool, told: list[int]
+) -> None:
+    codes: list[int] = []
+
+    def items(hook: str, _type: type[str], **arguments: Any) -> list[tuple[str, str]]:
+        codes.extend([arguments["exit_code"]] if hook == "disttest_run_finished" else [])
+        return []
+
+    aftermath = Aftermath(step.results, step.results.parent, {}, step.said.append)
+    step.run_inside(to_its_end=to_its_end)
+    monkeypatch.setattr(launching, "plugin_manager", lambda: SimpleNamespace(items=items))
+    aftermath.settle(1 if to_its_end else 137, "" if to_its_end else "the engine went away")
+
+    assert codes == told
 
 
 def test_a_time_limit_is_one_truth(step: Step) -> None:
