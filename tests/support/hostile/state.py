@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from disttest.plugins.leftovers.segments import LEDGER
 from hostile import Trial
 
 SHM = Path("/dev/shm")
+_alone = threading.Lock()
+"""Held by trials that read which files are named: the notes name five, and trials run side by side."""
 TESTS = """
     import os, pathlib, signal, time
     import multiprocessing.resource_tracker
@@ -177,7 +180,8 @@ def _accuses_nobody(ended: Ended, mark: str) -> None:
 
 
 def _files_of_others_stay(lab: Lab) -> None:
-    gone, left = run_beside_others(lab)
+    with _alone:
+        gone, left = run_beside_others(lab)
 
     assert gone == [], f"files of others were deleted: {gone}"
     assert left == [], f"what tests have left was not removed: {left}"
@@ -196,7 +200,12 @@ def _plain_copy_stays(lab: Lab) -> None:
             while not __import__("os").path.exists("copied"):
                 time.sleep(0.01)
     """
-    process = lab.write(test_x=source).start("test_x.py")
+    with _alone:
+        _copy_beside(lab.write(test_x=source), name)
+
+
+def _copy_beside(lab: Lab, name: str) -> None:
+    process = lab.start("test_x.py")
     try:
         _wait_for(lab.folder / "running", process)
         subprocess.run(["cp", "test_x.py", f"/dev/shm/{name}"], cwd=lab.folder, check=True)
