@@ -19,13 +19,13 @@ LIVE = {
     "distributed": "test_all_reduce_sum_complex or test_barrier_group",
     "rpc": "TensorPipeDistOptimizerTest and test_dist_optim_none_grads",
 }
-"""A few tests of each file that are always run under torch's harness too, so that the record is not all there is."""
+"""A few tests of each file that run under torch's harness too, so that the record is not all there is."""
 
 REDUCED = {
     "distributed-gloo-2": "broadcast or reduce_scatter or new_group or gather",
     "distributed-gloo-3": "all_gather or send_recv or test_ddp_uneven",
     "distributed-gloo-4": "all_to_all or broadcast or new_subgroups",
-    "rpc-gloo-4": "TensorPipeDistAutogradTest and graph or RpcTest and builtin",
+    "rpc-gloo-4": "TensorPipeDistAutogradTest and graph or RpcTest and builtin or test_dist_optim_none_grads",
     "rpc_faulty-gloo-4": "FaultyFaultyAgentDistAutogradTest",
 }
 """What is run of the larger suites when nobody asks for all; the rest is in the record."""
@@ -74,7 +74,9 @@ def test_they_are_in_reused_ranks_and_another_order_too(seed, tmp_path) -> None:
     "suite",
     [
         Suite("distributed", 2),
-        pytest.param(Suite("rpc", 4), marks=pytest.mark.thorough("the record has what torch says of it")),
+        pytest.param(
+            Suite("rpc", 4), marks=pytest.mark.thorough("its record is compared, and the other suite is live")
+        ),
     ],
     ids=_ids,
 )

@@ -92,7 +92,7 @@ def test_a_suite_of_classes(suites):
     assert "timed out after 20 s" in hang
 
 
-@pytest.mark.thorough("test_a_suite_of_classes runs the same tests")
+@pytest.mark.thorough("tests/compat/test_entry.py runs a class whose processes have no host")
 def test_a_suite_of_classes_that_start_processes(suites):
     check(suites.run("--host", "false", "classes", limit_s=480), hanging=2, others=8)
 

@@ -42,6 +42,7 @@ REAPS = """
 
     signal.signal(signal.SIGCHLD, reap)
 """
+THOROUGH = pytest.mark.thorough("interpreters that ignore the signal set it back in the same way")
 INHERITED = [
     sys.executable,
     "-c",
@@ -49,12 +50,17 @@ INHERITED = [
 ]
 
 
-@pytest.mark.parametrize("way", ["inherited", "ignored", "reaped"])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "way"),
     [
-        pytest.param([], id="forks"),
-        pytest.param(["--spmd", "2"], id="interpreters", marks=pytest.mark.thorough("forks show it")),
+        pytest.param([], "inherited", id="forks-inherited"),
+        pytest.param([], "ignored", id="forks-ignored"),
+        pytest.param([], "reaped", id="forks-reaped"),
+        pytest.param(["--spmd", "2"], "ignored", id="interpreters-ignored"),
+        *(
+            pytest.param(["--spmd", "2"], way, id=f"interpreters-{way}", marks=THOROUGH)
+            for way in ("inherited", "reaped")
+        ),
     ],
 )
 def test_no_exit_is_lost(lab: Lab, way: str, options: list[str]) -> None:

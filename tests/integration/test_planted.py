@@ -148,7 +148,7 @@ def test_the_first_difference_of_two_runs_is_found(tmp_path, nothing_left):
     assert {} == wrong_divergences(tmp_path / "right", tmp_path / "astray")
 
 
-@pytest.mark.thorough("test_the_first_difference_of_two_runs_is_found compares runs, too")
+@pytest.mark.slow("runs each program twice")
 def test_two_runs_of_right_programs_are_the_same(judged_by_all, tmp_path):
     again = run(tmp_path, GOOD_FOR_ALL, "--sanitize", "values")
     found = divergences(judged_by_all.results, again.results)

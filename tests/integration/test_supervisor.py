@@ -127,9 +127,9 @@ def test_cancel_tells_what_the_ranks_of_a_hosted_class_were_doing(lab):
 DEATHS = {
     "segfault at import": ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
     "exit at import": ("import os; os._exit(0)", "exit code 0"),
+    "a code for skips at import": ("import os; os._exit(86)", "exit code 86"),
 }
 MORE_DEATHS = {
-    "a code for skips at import": ("import os; os._exit(86)", "exit code 86"),
     "abort at import": ("import os; os.abort()", "SIGABRT"),
     "kill itself at import": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
 }

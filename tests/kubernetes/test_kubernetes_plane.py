@@ -77,7 +77,6 @@ def test_what_goes_into_exec_comes_out_whole_and_so_does_its_exit_code(
     assert done.returncode == 7
 
 
-@of_the_lab
 def test_no_gpu_is_given_to_two_pods(plane: KubernetesPlane, pods: Pods) -> None:
     names = [f"gpu-{number}" for number in range(4)]
     for name in names:
@@ -89,7 +88,6 @@ def test_no_gpu_is_given_to_two_pods(plane: KubernetesPlane, pods: Pods) -> None
     assert given == ["GPU-n1-0", "GPU-n1-1", "GPU-n2-0", "GPU-n2-1"]
 
 
-@of_the_lab
 def test_a_container_that_takes_too_much_memory_is_killed_and_said_to_be(pods: Pods) -> None:
     pods.create("greedy", ["python", "-c", "b'x' * (256 << 20)"], limits={"memory": "64Mi"})
     ended = end_of(pods.await_phase("greedy", "Failed"))
@@ -130,7 +128,6 @@ def test_a_pod_goes_on_without_its_kubelet_and_without_the_api_server(
 # --- what is left
 
 
-@of_the_lab
 def test_a_plane_that_is_killed_ends_with_all_its_processes_and_the_next_one_clears_away_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

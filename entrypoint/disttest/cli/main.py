@@ -5,11 +5,12 @@ It imports neither torch nor pytest, so that ``disttest --help`` answers immedia
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -18,7 +19,7 @@ import disttest
 from disttest.cli.commands import list_command, report, run_command
 from disttest.cli.purposes import PURPOSES, Purpose
 from disttest.cli.words import warn, warn_by_plugins
-from disttest.errors import DisttestError, ExitCode, PluginError
+from disttest.errors import DisttestError, ExitCode
 from disttest.host.process_limits import check_limits
 from disttest.options.environment import ci_job, environment
 from disttest.options.flags import RegistryCommand
@@ -136,11 +137,19 @@ def _asked(words: Sequence[str]) -> RegistryCommand:
 
 def _tell_plugins(exit_code: int, message: str = "") -> None:
     """Tell plugins that the command failed; one that fails itself does not change the exit code."""
-    try:
+    with _warned():
         if message and (known := plugin_manager().call("disttest_message_id", message=message)):
             warn(f"what to do: disttest explain {known}")
+    with _warned():
         warn_by_plugins("disttest_command_failed", exit_code=exit_code, environ=environment())
-    except PluginError as error:
+
+
+@contextlib.contextmanager
+def _warned() -> Iterator[None]:
+    """Turn an error into a line of standard error."""
+    try:
+        yield
+    except (DisttestError, click.ClickException) as error:
         warn(str(error))
 
 

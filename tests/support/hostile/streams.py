@@ -235,8 +235,8 @@ def _other_commands(lab: Lab) -> None:
     )
     written = (("report", "results"), ("merge", "results", "--results", "merged"))
     outputs = (_to_gone_reader, _to_full_disk, _to_closed)
-    # Commands that do not import torch meet one of them in turn: all write their output by the same function.
-    in_turn = zip((*shown[1:3], *written), itertools.cycle(outputs), strict=False)
+    # Each kind of command meets one of them in turn: planning lists tests, as the first one does.
+    in_turn = zip((*shown[:3], shown[4], *written), itertools.cycle(outputs), strict=False)
     for words, check in itertools.product((*shown, *written), outputs) if is_wanted() else in_turn:
         check(lab, words, cut_off=words in shown)
 

@@ -275,11 +275,24 @@ class Started(Timed):
         return Outcomes()
 
 
-def test_a_plain_run_gets_all_the_time_if_its_part_does_not_suffice_for_a_repetition():
-    found = Started(lambda _trial, number: bool(number % 2), trials=20).measure()
+def test_one_plain_run_gets_all_the_time_if_its_part_does_not_suffice():
+    found = Started(lambda _trial, _number: False, trials=24).measure()
 
-    assert (found.plain.failed, found.plain.passed) == (4, 4)
+    assert found.plain == Tally(passed=1)
+    assert found.verdict.cause is Cause.NEVER_FAILED
     assert "plain" not in found.untried
+
+
+def test_the_time_is_not_used_up_by_a_test_that_is_skipped():
+    class Skipped(Simulated):
+        def attempt(self, trial: Trial) -> Outcomes:
+            super().attempt(trial)
+            return Outcomes()
+
+    skipped = Skipped(lambda _trial, _number: False)
+    found = skipped.measure()
+
+    assert (found.verdict.cause, len(skipped.tried)) == (Cause.UNKNOWN, 2)
 
 
 def test_without_a_plain_run_nothing_is_known():

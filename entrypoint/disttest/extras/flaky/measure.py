@@ -167,7 +167,10 @@ class Measurement:
         if outcomes.failed or outcomes.spoiled:
             return outcomes
         # Its part of the time did not suffice for one repetition: without plain runs, no other run says anything.
-        return self._run("plain", msgspec.structs.replace(trial, share=1.0))
+        outcomes = self._run("plain", msgspec.structs.replace(trial, share=1.0, times=1))
+        if not outcomes.failed and not outcomes.spoiled:
+            raise Enough  # nor did all of it, or the test is skipped
+        return outcomes
 
     def _run_after_others(self, seed: int) -> None:
         # A test that fails ends its processes, so those after it would run without the others.

@@ -156,7 +156,7 @@ class Report(Frozen, omit_defaults=False):
 
     @property
     def has_failed(self) -> bool:
-        """Whether any run failed, or was spoiled by the machine."""
+        """Whether any run failed or was spoiled by the machine, or none ended."""
         return self.cause is not Cause.NEVER_FAILED
 
 
@@ -208,7 +208,9 @@ def describe(report: Report, *, interrupted: bool) -> Iterator[str]:
     sure = f" ({min(99.9, 100 * report.confidence):.1f} % sure)" if report.confidence else ""
     by = f", shown by {report.by}" if report.by else ""
     yield f"cause: {report.cause}{by}{sure}"
-    if report.untried:
+    if not report.rows[0].ran:
+        yield "no plain run ended: the test was skipped, or it needs more time than --budget gives"
+    elif report.untried:
         why = "" if interrupted else "; give more time with --budget"
         yield f"not tried: {', '.join(report.untried)}{why}"
     if report.command:
