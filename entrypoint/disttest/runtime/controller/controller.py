@@ -300,6 +300,8 @@ class Controller(Listener):
             return
         for nodeid, left in closed.leftovers:
             self._recorder.noted(left, nodeid)
+        if closed.plugin_error:  # also where the run ends for another reason
+            self._recorder.noted(closed.plugin_error)
         for note in closed.notes:
             self._recorder.noted(f"world {world.world_id} ({world.order.tests[0].nodeid} …): {note}")
         if closed.survivors:

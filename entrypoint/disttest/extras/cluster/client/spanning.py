@@ -46,6 +46,8 @@ class SpanningConductor(Conductor):
         self._gone: set[int] = set()
         self._test: int | None = None
         self._begun: list[int] = []
+        # Node -> exception of a plugin's watch that no record has yet.
+        self._owed_errors: dict[int, str] = {}
         """Tests that the current world has begun, in order."""
         self._test_s = 0.0
         self._told_failure = False
@@ -137,13 +139,14 @@ class SpanningConductor(Conductor):
         self._recorder.noted(f"node {self._name(node)}: {error.partition(chr(10))[0]}")
         number = self._begun[-1] if self._begun else None
         record = self._partitions.get(number, {}).get(node) if number is not None else None
-        if number is None or record is None:  # the test is tried again, or has lost the records of this node
+        if number is None or record is None:
+            self._owed_errors[node] = error  # the test is tried again: its next attempt gets the error
             return
         self._partitions[number][node] = msgspec.structs.replace(
             record, plugin_error=record.plugin_error or error
         )
         if number in self._judged:
-            self._judge(number, self._verdict(number, None))
+            self._judge(number, self._verdict(number, self._lost))
 
     def _lose_share(self, node: int, failure: str) -> Sequence[Message]:
         """Handle the death of a node's supervisor: its ranks leave no record, and the others are asked to stop."""
@@ -219,7 +222,7 @@ class SpanningConductor(Conductor):
             duration_s=message.duration_s,
             cancelled=message.cancelled,
             by_scheduler=message.by_scheduler,
-            plugin_error=message.plugin_error,
+            plugin_error=message.plugin_error or self._owed_errors.pop(node, ""),
             given_up=self.failure is not None and self.failure.state is not JobState.CANCELLED,
         )
         self._partitions.setdefault(message.test, {})[node] = record
