@@ -136,7 +136,7 @@ def test_a_job_that_can_not_run_is_refused_with_slurms_words(
 
 @pytest.mark.parametrize("make", ["slurm"], indirect=True)
 class TestGPUsOfSlurm(ExclusiveGPUs):
-    """Forty batches."""
+    """Many batches."""
 
 
 def test_a_queue_that_does_not_answer_holds_up_no_line_of_the_job(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cuda_environment import CudaEnvironment
 
+FOUR = pytest.mark.thorough("two GPUs show the backend; smoke runs on four")
 LIMIT_S = 400
 """Alone on two cores the slowest needs less than a third."""
 
@@ -22,7 +23,16 @@ def passed(cuda: CudaEnvironment, folder: Path, *arguments: str) -> int:
 
 @pytest.mark.parametrize(
     ("suite", "sizes", "at_least"),
-    [("smoke", "1,2,4", 18), ("collectives", "2,4", 600), ("ddp", "2,4", 530), ("fsdp", "2,4", 180)],
+    [
+        ("smoke", "1,2,4", 18),
+        *(
+            pytest.param(*each, marks=FOUR)
+            for each in (("collectives", "4", 300), ("ddp", "4", 265), ("fsdp", "4", 90))
+        ),
+        ("collectives", "2", 290),
+        ("ddp", "2", 250),
+        ("fsdp", "2", 85),
+    ],
 )
 def test_every_test_over_nccl_passes_or_says_what_is_lacking(cuda, tmp_path, suite, sizes, at_least):
     assert passed(cuda, tmp_path, suite, "--world-sizes", sizes, "--backend", "nccl") >= at_least

@@ -12,7 +12,7 @@ from thorough import is_wanted
 from tests.compat import harness
 from tests.compat.harness import OVER_NCCL, Interpreter
 
-EVERY_RUN = "all_reduce_sum or barrier or SyncBatchNorm or test_ddp"
+EVERY_RUN = "all_reduce_sum or barrier or SyncBatchNorm"
 SAMPLE = "test_all_reduce_sum_cuda or test_barrier_cuda or test_SyncBatchNorm_process_group"
 
 
@@ -34,7 +34,7 @@ def test_our_verdicts_over_nccl_are_torchs(request, interpreter, tmp_path):
 
     output = (tmp_path / "ours" / "output.txt").read_text()
     assert len(theirs) == 285
-    assert len(ours) > 40
+    assert len(ours) > 20
     if not whole:
         theirs = {test: verdict for test, verdict in theirs.items() if _is_selected(test)}
     assert harness.unexplained(OVER_NCCL, theirs, ours) == [], output[-4000:]

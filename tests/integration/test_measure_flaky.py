@@ -99,7 +99,7 @@ def test_the_polluter_is_found_and_the_printed_command_fails(lab):
     assert lab.run(*found["command"].split()[1:]).exit_code == 1
 
 
-@pytest.mark.slow("measures with tens of runs")
+@pytest.mark.thorough("unit tests find the seed, and the polluter's test runs the printed command")
 def test_the_seed_of_a_planted_test_is_found_and_the_printed_command_fails(lab):
     planted = (Path(__file__).parents[1] / "planted_flaky" / "seed.py").read_text()
     lab.write(test_mine=planted)

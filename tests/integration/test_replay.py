@@ -285,7 +285,10 @@ def test_a_debugger_stops_where_the_rank_hung(recorded):
 @pytest.mark.parametrize(
     "test",
     [
-        "ddp/test_equivalence.py::test_trains_as_one_process_does",
+        pytest.param(
+            "ddp/test_equivalence.py::test_trains_as_one_process_does",
+            marks=pytest.mark.thorough("the other test has the same parts and more collectives"),
+        ),
         "fsdp/test_fully_shard.py::test_training_equals_one_process",
     ],
 )

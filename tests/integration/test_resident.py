@@ -471,7 +471,14 @@ def test_a_stopped_parent_is_replaced(resident_lab: ResidentLab):
     assert resident_lab.run("resident", "stop").output == f"ended pid {again}\n"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.thorough("SIGINT takes the same way")),
+        signal.SIGHUP,
+    ],
+)
 def test_signals_reach_the_run(resident_lab: ResidentLab, signum: signal.Signals):
     process = waiting_run(resident_lab)
     ranks = [int((resident_lab.folder / f"up{rank}").read_text()) for rank in range(2)]
@@ -719,6 +726,9 @@ def _folder_for(suffix: str) -> Callable[[Path, str], None]:
     return make
 
 
+OTHERS_SHOW_IT = pytest.mark.thorough("a file for the folder and a full one are refused in the same place")
+
+
 def _full(runtime: Path, _name: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=2", "tmpfs", str(runtime)], check=True)
     (runtime / "ballast").touch()
@@ -726,13 +736,13 @@ def _full(runtime: Path, _name: str) -> None:
 
 @pytest.mark.parametrize(
     "spoil",
-    [_file_for_folder, _folder_for("lock"), _folder_for("socket"), _folder_for("log"), _full],
-    ids=[
-        "a file for the folder",
-        "a folder for the lock",
-        "a folder for the socket",
-        "a folder for the log",
-        "full",
+    [
+        pytest.param(_file_for_folder, id="a file for the folder"),
+        *(
+            pytest.param(_folder_for(name), id=f"a folder for the {name}", marks=OTHERS_SHOW_IT)
+            for name in ("lock", "socket", "log")
+        ),
+        pytest.param(_full, id="full"),
     ],
 )
 def test_a_folder_of_parents_that_cannot_be_used_is_said_and_the_run_has_no_parent(

@@ -2,7 +2,8 @@
 
 One binary is the API server, the controller manager, the scheduler and the kubelet; another one, of a megabyte, is the
 pause container. They cost some 400 s of a processor once, and are kept in the user's cache, by a digest of everything
-here that decides what they are. ``python tests/support/kubernetes_build.py`` makes them.
+here that decides what they are. ``python tests/support/kubernetes_build.py`` makes them; with ``--kept`` it only says by
+its exit code whether they are there.
 
 What Debian's package lacks or has broken is made good here:
 
@@ -53,11 +54,20 @@ def kubernetes_binaries() -> Binaries:
     Raises:
         NoKubernetes: there is no network or no compiler.
     """
-    folder = default_cache(os.environ) / f"kubernetes-{VERSION}-{_digest()}"
+    folder = _folder()
     with _alone(folder):
         if not folder.is_dir():
             _build(folder)
     return Binaries(kubernetes=folder / "kubernetes", pause=folder / "pause")
+
+
+def are_kept() -> bool:
+    """Whether this machine has the binaries, so that nothing would be compiled."""
+    return _folder().is_dir()
+
+
+def _folder() -> Path:
+    return default_cache(os.environ) / f"kubernetes-{VERSION}-{_digest()}"
 
 
 def _digest() -> str:
@@ -182,4 +192,6 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--kept"]:
+        sys.exit(not are_kept())
     print(kubernetes_binaries())
