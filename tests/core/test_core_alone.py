@@ -52,7 +52,7 @@ def test_tests_run_fail_and_hang_without_any_plugin(lab, words):
     hung = ended.result("test_hangs")
     # Without the plugin that reads torch's flight recorder, the stacks tell what it waits in.
     assert hung.message.startswith("rank 0 waits in barrier at test_alone.py:22; rank 1 had finished")
-    assert {".gitignore", "events.jsonl", "results.json", "junit.xml", "summary.md"} == {
+    assert {".gitignore", "events.jsonl", "results.json", "junit.xml"} == {
         path.name for path in ended.results.iterdir() if path.is_file()
     }
     assert 0 == lab.run("report", "results", *words).exit_code
