@@ -617,7 +617,7 @@ def test_gpus_that_do_not_work_are_no_matter_to_a_plain_pytest_that_needs_none(h
         (("disttest", "run", "test_world.py", "--", "--collect-only"), "test_it[2xnccl]"),
         (("disttest", "list", "--tests", "test_world.py"), "test_it[2xnccl]"),
         (("disttest", "list", "--gpus", "2", "test_world.py"), "nccl"),
-        (("disttest", "plan", "--shards", "1", "test_world.py"), "1 tests in 1 shards"),
+        (("disttest", "plan", "--shards", "1", "test_world.py"), "1 test in 1 shard"),
     ],
 )
 def test_listing_needs_no_gpu_that_works(host, words, shown):
