@@ -51,6 +51,11 @@ class Outcomes(Frozen):
     """Other tests that failed."""
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no repetition ended."""
+        return not self.failed and not self.spoiled
+
+    @property
     def tally(self) -> Tally:
         """The numbers of runs."""
         failed = sum(self.failed.values())
@@ -126,7 +131,7 @@ class Measurement:
             return ()
         table = (row for row in self.table if self._others or row != AFTER)
         names = (row.name for row in table if row.name not in self.perturbed)
-        return (*["plain"] * (not self.plain.ran), *names)
+        return tuple(names) if self.plain.ran else ("plain", *names)
 
     @property
     def has_failed(self) -> bool:
@@ -164,11 +169,11 @@ class Measurement:
     def _run_plainly(self, times: int, seed: int, share: float) -> Outcomes:
         trial = Trial(times=times, seed=seed, share=share)
         outcomes = self._run("plain", trial)
-        if outcomes.failed or outcomes.spoiled:
+        if not outcomes.is_empty:
             return outcomes
         # Its part of the time did not suffice for one repetition: without plain runs, no other run says anything.
         outcomes = self._run("plain", msgspec.structs.replace(trial, share=1.0, times=1))
-        if not outcomes.failed and not outcomes.spoiled:
+        if outcomes.is_empty:
             raise Enough  # nor did all of it, or the test is skipped
         return outcomes
 
@@ -189,9 +194,9 @@ class Measurement:
 
     def _run(self, name: str, trial: Trial) -> Outcomes:
         outcomes = self._attempt(trial)
-        tally = outcomes.tally
-        if not tally.ran and not tally.spoiled:
+        if outcomes.is_empty:
             return outcomes  # the time was over before the first repetition
+        tally = outcomes.tally
         if name == "plain":
             self.plain += tally
             self._say(name, self.plain)

@@ -208,7 +208,7 @@ def describe(report: Report, *, interrupted: bool) -> Iterator[str]:
     sure = f" ({min(99.9, 100 * report.confidence):.1f} % sure)" if report.confidence else ""
     by = f", shown by {report.by}" if report.by else ""
     yield f"cause: {report.cause}{by}{sure}"
-    if not report.rows[0].ran:
+    if "plain" in report.untried and not interrupted:
         yield "no plain run ended: the test was skipped, or it needs more time than --budget gives"
     elif report.untried:
         why = "" if interrupted else "; give more time with --budget"
