@@ -1,6 +1,6 @@
 """torch's own tests of ``DistributedTest`` with ``BACKEND=nccl`` on two emulated GPUs: the verdicts are those of its own harness.
 
-A part of ours is compared with the record of torch's; with ``--thorough`` all are, and a sample runs under both.
+A part of our verdicts is compared with the record of torch's; with ``--thorough`` all are, and a sample runs under both.
 ``make compat`` runs all under both and renews the record.
 """
 

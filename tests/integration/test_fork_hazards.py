@@ -341,7 +341,7 @@ BESIDE = """
 
 
 def test_threads_that_a_fork_can_do_without_do_not_cost_forking(lab):
-    """Sixteen ranks of eight worlds are forked beside them, use what they belong to, and come to the right result."""
+    """Sixteen ranks of eight worlds are forked beside them, use their libraries, and compute the right result."""
     plugins = {"server": SERVER, "pool": POOL, "monitor": MONITOR, "gloo": GLOO}
     lab.write(test_beside=BESIDE, **{f"early_{name}": start for name, start in plugins.items()})
     words = [word for name in plugins for word in ("-p", f"early_{name}")]

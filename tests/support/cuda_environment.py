@@ -119,17 +119,8 @@ def _wheels() -> Path:
             _remove(folder)
             _call(sys.executable, "-m", "venv", "--without-pip", str(folder))
             # uv takes a third of pip's processor time for these 5 GB. --no-cache: it would keep them once more.
-            install = (
-                sys.executable,
-                "-m",
-                "uv",
-                "pip",
-                "install",
-                "--no-cache",
-                "--python",
-                _python(folder),
-            )
-            _call(*install, "--require-hashes", "--no-deps", "-r", str(LOCK))
+            uv = (sys.executable, "-m", "uv", "pip", "install", "--no-cache", "--python", _python(folder))
+            _call(*uv, "--require-hashes", "--no-deps", "-r", str(LOCK))
             _mark(folder, digest)
     return folder
 

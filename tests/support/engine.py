@@ -218,7 +218,7 @@ def make_base(archive: Path) -> None:
     """Make a tar of a minimal Debian with Python."""
     partial = archive.with_suffix(f".{os.getpid()}")
     try:
-        # mmdebstrap takes half of the processor time of debootstrap. Nobody keeps this base through a power failure.
+        # mmdebstrap takes half of the processor time of debootstrap. Unsafe: after a power failure it may be damaged.
         run_loud(
             *("mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", "--dpkgopt=force-unsafe-io"),
             *("--format=tar", "bookworm", str(partial), "http://deb.debian.org/debian"),

@@ -2,8 +2,8 @@
 
 One binary is the API server, the controller manager, the scheduler and the kubelet; another one, of a megabyte, is the
 pause container. They cost some 400 s of a processor once, and are kept in the user's cache, by a digest of everything
-here that decides what they are. ``python tests/support/kubernetes_build.py`` makes them; with ``--kept`` it only says by
-its exit code whether they are there.
+here that decides what they are. ``python tests/support/kubernetes_build.py`` makes them; with ``--kept`` its exit
+code shows whether they are there.
 
 What Debian's package lacks or has broken is made good here:
 

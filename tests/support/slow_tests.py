@@ -24,15 +24,25 @@ _TESTS = Path(__file__).parents[1]
 _listed = pytest.StashKey[list[str]]()
 
 
+def mark_with_reason(item: pytest.Item, name: str) -> pytest.Mark | None:
+    """A mark of a test; None if it has none.
+
+    Raises:
+        pytest.UsageError: the mark gives no reason.
+    """
+    mark = item.get_closest_marker(name)
+    if mark is not None and not (len(mark.args) == 1 and isinstance(mark.args[0], str)):
+        raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.{name} takes one reason")
+    return mark
+
+
 def limit_of(item: pytest.Item) -> float | None:
     """The limit of a test; None if it has none, or a reason to take longer.
 
     Raises:
         pytest.UsageError: its mark gives no reason.
     """
-    mark = item.get_closest_marker("slow")
-    if mark is not None and not (len(mark.args) == 1 and isinstance(mark.args[0], str)):
-        raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.slow takes one reason")
+    mark = mark_with_reason(item, "slow")
     below = item.path.relative_to(_TESTS).parts if item.path.is_relative_to(_TESTS) else ()
     return LIMITS_S.get(below[0]) if mark is None and below else None
 

@@ -1,4 +1,4 @@
-"""What runs only with ``--thorough``, as before a release: variants of a case that a cheaper one has shown already.
+"""Tests and variants that run only with ``--thorough``, as before a release: a cheaper one shows the same behaviour.
 
 A test that is marked ``thorough(reason)`` runs only then; the reason names what shows the same behaviour in every run.
 Inside of a test, :func:`variants` leaves all but the first out.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
+from slow_tests import mark_with_reason
 
 T = TypeVar("T")
 _wanted = False
@@ -38,9 +39,7 @@ class Thorough:
         self._left_out = 0
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        marked = [
-            item for item in items if (mark := item.get_closest_marker("thorough")) and _reason(item, mark)
-        ]
+        marked = [item for item in items if mark_with_reason(item, "thorough")]
         if _wanted or not marked:
             return
         self._left_out = len(marked)
@@ -52,9 +51,3 @@ class Thorough:
             terminalreporter.write_line(
                 f"{self._left_out} tests run only with --thorough (make test-all THOROUGH=1)"
             )
-
-
-def _reason(item: pytest.Item, mark: pytest.Mark) -> str:
-    if len(mark.args) != 1 or not isinstance(mark.args[0], str):
-        raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.thorough takes one reason")
-    return mark.args[0]

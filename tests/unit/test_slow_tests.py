@@ -36,6 +36,10 @@ def test_only_far_above_the_limit_fails(took_s: float, imported: int, said: str)
     assert judged(took_s, 0.25, imported) == said
 
 
+def test_tests_with_ranks_fail_at_eight_times_their_limit() -> None:
+    assert [judged(took_s, 5.0, 0) for took_s in (4.0, 39.0, 41.0)] == ["", "slow", "fails"]
+
+
 def test_a_fast_test_is_not_listed_and_a_slow_one_is(item: SimpleNamespace) -> None:
     assert end(item, 0.2) == []
     assert end(item, 0.5) == ["x.py::test_x took 0.50 s of processor time, more than 0.25 s"]

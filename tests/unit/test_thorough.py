@@ -15,7 +15,7 @@ def not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def collected(*marks: pytest.Mark | None) -> tuple[list[str], list[str], list[str]]:
-    """What is kept of a test for each mark, what is told as deselected, and the lines of the summary."""
+    """Tests that are kept, tests that are deselected, and the lines of the summary; one test for each mark."""
     items = [
         SimpleNamespace(nodeid=str(number), get_closest_marker=lambda name, mark=mark: mark)
         for number, mark in enumerate(marks)

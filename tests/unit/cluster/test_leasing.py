@@ -34,7 +34,7 @@ from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.runtime.messages.protocol import Message
 
 VERSIONS = Versions(disttest="1", python="3", torch="2")
-ENDED_BY_SCHEDULER = NodeDone(reason="it was told to end", by_scheduler=True)
+ENDED_BY_SCHEDULER = NodeDone(reason="it was asked to end", by_scheduler=True)
 LOST = JobOutcome(state=JobState.NODE_LOST, reason="gone")
 
 
@@ -160,7 +160,7 @@ def test_a_lease_schedules_by_what_the_client_knows(tmp_path: Path) -> None:
     [
         (ENDED_BY_SCHEDULER, JobState.TIME_LIMIT, "time limit: its minutes are over"),
         (ENDED_BY_SCHEDULER, JobState.PREEMPTED, "preempted: its minutes are over"),
-        (ENDED_BY_SCHEDULER, JobState.CANCELLED, "node lost: node n1: it was told to end"),
+        (ENDED_BY_SCHEDULER, JobState.CANCELLED, "node lost: node n1: it was asked to end"),
         (
             NodeDone(reason="the disk is full"),
             JobState.TIME_LIMIT,

@@ -262,7 +262,7 @@ def test_the_other_tests_that_break_one_are_found_although_its_runs_are_slow():
 
 
 class Started(Timed):
-    """Whose runs start for seven seconds first."""
+    """A test whose runs need seven seconds to start."""
 
     def attempt(self, trial: Trial) -> Outcomes:
         share = self.left * trial.share - 7
