@@ -306,7 +306,7 @@ def blaming(name: str, hook: str, *, meant: type[DisttestError] = DisttestError)
     try:
         yield
     except BaseException as error:
-        if _is_meant(error) and (isinstance(error, meant) or not isinstance(error, DisttestError)):
+        if _is_meant(error, meant):
             raise
         raise _failure(name, hook, error) from error
 
@@ -336,10 +336,10 @@ _ENDINGS = ("Exit", "Failed", "Interrupted", "UsageError")
 """Names of the exceptions by which pytest ends a session."""
 
 
-def _is_meant(error: BaseException) -> bool:
+def _is_meant(error: BaseException, meant: type[DisttestError] = DisttestError) -> bool:
     """Return whether an exception is intended, and no failure of the plugin that raises it."""
     # Intended are errors of disttest, and exceptions by which the user, pytest or click end the run.
-    if isinstance(error, (DisttestError, KeyboardInterrupt, GeneratorExit)):
+    if isinstance(error, (meant, KeyboardInterrupt, GeneratorExit)):
         return True
     module = type(error).__module__
     if module == "_pytest.outcomes" and type(error).__name__ == "Failed":  # raised by ``pytest.fail``

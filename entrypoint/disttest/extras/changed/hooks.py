@@ -106,7 +106,7 @@ def disttest_settle(config: pytest.Config) -> dict[str, str] | None:
 def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
     """Record the tests of this process."""
     order: Any = spec.settled.get(NAME)
-    if order is None or spec.partition is not None:  # the record is not collected from other nodes
+    if order is None or spec.partition is not None:  # the controller reads its own worlds only
         return
     from disttest.extras.changed.recorder import TestRecorder
     from disttest.extras.changed.session import RECORDER

@@ -54,15 +54,16 @@ def merge_command() -> click.Command:
             reruns=given["reruns"],
             disttest=disttest.__version__,
         )
-        lost, broken = write_and_show(run, into, environment()), check_floors(run, floors)
+        environ = environment()
+        lost, broken = write_and_show(run, into, environ), check_floors(run, floors)
         for message in (*lost, *broken):
             warn(message)
         click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
         code = final_exit_code(run.exit_code, Demands(broken=broken, lost=lost))
         if code != run.exit_code:
             record_end(into / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=(*lost, *broken))
-        end = {"run": run, "results": into.absolute(), "exit_code": code}
-        warn_by_plugins("disttest_run_finished", environ=environment(), **end)
+        results = into.absolute()
+        warn_by_plugins("disttest_run_finished", run=run, results=results, exit_code=code, environ=environ)
         click.get_current_context().exit(code)
 
     return merge_

@@ -68,7 +68,7 @@ def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
     for name in _OF_PYTEST_COV:
         if config.pluginmanager.hasplugin(name):
             config.pluginmanager.unregister(name=name)
-    # Nobody collects what ranks on other nodes measure.
+    # The controller reads the data of its own worlds only.
     if spec.partition is None and (order := spec.settled.get("coverage")) is not None:
         measuring = _Measuring(msgspec.convert(order, CoverageOrder), spec.scratch.parent)
         _measuring.append(measuring)

@@ -78,7 +78,8 @@ def end_run(
             except PluginError as error:
                 recorder.noted(str(error))
                 joined = join_exit_codes([exit_code, error.exit_code], something_ran=True)
-                exit_code, reason = joined, reason or ("" if joined == exit_code else str(error))
+                if joined != exit_code:
+                    exit_code, reason = joined, reason or str(error)
             if not listed:
                 exit_code, reason = _concluded(reading.result(), exit_code, reason)
             recorder.run_finished(exit_code, reason)

@@ -133,15 +133,18 @@ def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
     # The core judges without the plugins, so that the result has the outcomes of the ranks at least.
     except PluginError as error:
         return plugin_failed(_CORE.disttest_judge_attempt(attempt), str(error), error.trace)
-    # Only the first: later errors of plugins are often its consequences.
-    if failure := first_plugin_error(attempt):
-        message, _, trace = failure.partition("\n")
-        return plugin_failed(result, message, trace)
-    return result
+    return with_plugin_error(result, first_plugin_error(attempt))
+
+
+def with_plugin_error(result: TestResult, error: str) -> TestResult:
+    """Apply an exception of a plugin, with its traceback on further lines; empty if there is none."""
+    message, _, trace = error.partition("\n")
+    return plugin_failed(result, message, trace) if error else result
 
 
 def first_plugin_error(attempt: JudgedAttempt) -> str:
     """Return the first exception of a plugin during the test, and its traceback on further lines; empty if none."""
+    # Later errors of plugins are often its consequences.
     return next((f"{where}{failure}" for where, failure in _plugin_errors(attempt)), "")
 
 

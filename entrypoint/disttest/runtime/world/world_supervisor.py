@@ -6,11 +6,12 @@ which waits for messages, for deaths and for time.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -387,11 +388,8 @@ class WorldSupervisor:
     def _look_around(self, *, at_once: bool = False) -> None:
         nodeid = self._began[-1][0] if self._began else ""
         for name, watch in [*self._looking.items()]:
-            if not self._ask(name, functools.partial(watch.look, nodeid, at_once=at_once)):
-                del self._looking[name]
-                # Its descriptor may stay readable, and would wake the loop without end.
-                if watch.fileno() >= 0:
-                    self._ranks.loop.ignore(watch)
+            with self._keeping_error(name):
+                watch.look(nodeid, at_once=at_once)
 
     def _clean(self) -> tuple[tuple[str, str], ...]:
         """Have the watches clean up; they may close their descriptors."""
@@ -399,21 +397,25 @@ class WorldSupervisor:
             self._ranks.loop.ignore(watch)
         notes: list[tuple[str, str]] = []
         for name, watch in self._world_watches.items():
-            self._ask(name, lambda watch=watch: notes.extend(watch.clean()))  # type: ignore[misc]
+            with self._keeping_error(name):
+                notes.extend(watch.clean())
         return tuple(notes)
 
     def _watches_with_fd(self) -> list[WorldWatch]:
         return [watch for watch in self._world_watches.values() if watch.fileno() >= 0]
 
-    def _ask(self, name: str, question: Callable[[], None]) -> bool:
-        """Call the watch of a plugin; whether it did not fail. The run ends once this world has ended its processes."""
+    @contextlib.contextmanager
+    def _keeping_error(self, name: str) -> Iterator[None]:
+        """Keep the error of a watch, which then looks no more; the run ends once this world has ended its processes."""
         try:
             with blaming(name, "disttest_watch_world", meant=PluginError):
-                question()
+                yield
         except PluginError as error:
             self._plugin_error = self._plugin_error or str(error)
-            return False
-        return True
+            watch = self._looking.pop(name, None)
+            # Its descriptor may stay readable, and would wake the loop without end.
+            if watch is not None and watch.fileno() >= 0:
+                self._ranks.loop.ignore(watch)
 
     def _on_order(self, message: object) -> None:
         if isinstance(message, Cancel):

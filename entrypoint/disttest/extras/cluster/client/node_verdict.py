@@ -16,7 +16,7 @@ from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult, rank_names
 from disttest.results.rulings import RankState, state_of
 from disttest.results.verdict import by_guilt, is_red, is_symptom, judge
-from disttest.runtime.world.judging import plugin_failed
+from disttest.runtime.world.judging import with_plugin_error
 
 _MOST_NODES_NAMED = 8
 _PASSED = frozenset({RankState.PASSED, RankState.PARTLY})
@@ -75,12 +75,8 @@ def judge_partitions(
 ) -> TestResult:
     """Judge one test that spans nodes; it never passes if a plugin failed on one of them."""
     result = _judge_records(test, partitions, end, job_id=job_id, hosts=hosts, attempt=attempt)
-    # Only the first: later errors of plugins are often its consequences.
-    for partition in partitions:
-        if partition.plugin_error:
-            message, _, trace = partition.plugin_error.partition("\n")
-            return plugin_failed(result, f"node {partition.host}: {message}", trace)
-    return result
+    errors = (f"node {each.host}: {each.plugin_error}" for each in partitions if each.plugin_error)
+    return with_plugin_error(result, next(errors, ""))
 
 
 def _judge_records(

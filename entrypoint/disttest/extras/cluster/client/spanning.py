@@ -46,9 +46,9 @@ class SpanningConductor(Conductor):
         self._gone: set[int] = set()
         self._test: int | None = None
         self._begun: list[int] = []
+        """Tests that the current world has begun, in order."""
         # Node -> exception of a plugin's watch that no record has yet.
         self._owed_errors: dict[int, str] = {}
-        """Tests that the current world has begun, in order."""
         self._test_s = 0.0
         self._told_failure = False
         self._evidence: set[int] = set()
@@ -136,15 +136,14 @@ class SpanningConductor(Conductor):
 
     def _blame_plugin(self, node: int, error: str) -> None:
         """Turn the world's last test into an error: a plugin that watches the machine failed on a node."""
-        self._recorder.noted(f"node {self._name(node)}: {error.partition(chr(10))[0]}")
-        number = self._begun[-1] if self._begun else None
-        record = self._partitions.get(number, {}).get(node) if number is not None else None
-        if number is None or record is None:
+        message, _, _ = error.partition("\n")
+        self._recorder.noted(f"node {self._name(node)}: {message}")
+        records = self._partitions.get(self._begun[-1], {}) if self._begun else {}
+        if node not in records:
             self._owed_errors[node] = error  # the test is tried again: its next attempt gets the error
             return
-        self._partitions[number][node] = msgspec.structs.replace(
-            record, plugin_error=record.plugin_error or error
-        )
+        number, record = self._begun[-1], records[node]
+        records[node] = msgspec.structs.replace(record, plugin_error=record.plugin_error or error)
         if number in self._judged:
             self._judge(number, self._verdict(number, self._lost))
 
