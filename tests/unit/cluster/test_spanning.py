@@ -17,6 +17,7 @@ from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.cluster.protocol.wire import (
     CancelJob,
     CloseWorld,
+    EndShare,
     FinishJob,
     JoinWorld,
     Listening,
@@ -206,6 +207,31 @@ def test_a_world_process_that_dies_costs_its_test_and_nothing_else(tmp_path: Pat
     results = results_of(Dying(), tmp_path)
     assert results["one"].cause is Cause.INFRASTRUCTURE
     assert "ranks 2, 3 of 4 on node n2 left no record: the world process" in results["one"].message
+    assert {results["two"].outcome, results["three"].outcome} == {Outcome.PASSED}
+
+
+@pytest.mark.parametrize(
+    ("bad", "culprit", "cause"), [(1, 3, Cause.TEST), (None, None, Cause.INFRASTRUCTURE)]
+)
+def test_a_world_process_that_dies_after_its_record_keeps_a_failure_but_no_pass(
+    tmp_path: Path, bad: int | None, culprit: int | None, cause: Cause
+) -> None:
+    class DyingLate(Node):
+        def run(self, node: int, test: int) -> Sequence[Message]:
+            if test or node == 0:
+                return [] if test == 0 else [self.done(node, test)]
+            ended = PartitionEnded(world=self.world, failure="the world process on node n2 ended with SIGKILL")
+            return [self.done(node, test, bad=bad), ended, RankFailed(test=test)]
+
+        def __call__(self, node: int, order: ToNode) -> Sequence[Message]:
+            if isinstance(order, EndShare) and node == 0:
+                return [self.done(node, order.test)]
+            if isinstance(order, CloseWorld) and node == 1 and order.world == 1:
+                return []
+            return super().__call__(node, order)
+
+    results = results_of(DyingLate(), tmp_path)
+    assert (results["one"].cause, results["one"].culprit) == (cause, culprit)
     assert {results["two"].outcome, results["three"].outcome} == {Outcome.PASSED}
 
 

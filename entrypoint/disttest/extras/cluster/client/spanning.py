@@ -26,7 +26,7 @@ from disttest.extras.cluster.protocol.wire import (
     RunShare,
 )
 from disttest.model import Cause, RankRecord, TestResult
-from disttest.results.verdict import spoiled
+from disttest.results.verdict import is_red, spoiled
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.messages.protocol import Message, TestJudged
 
@@ -148,15 +148,19 @@ class SpanningConductor(Conductor):
             self._judge(number, self._verdict(number, self._lost))
 
     def _lose_share(self, node: int, failure: str) -> Sequence[Message]:
-        """Handle the death of a node's supervisor: its ranks leave no record, and the others are asked to stop."""
+        """Handle the death of a node's supervisor: the others are asked to stop.
+
+        A failure that it has recorded counts. Otherwise its ranks leave no record, even if they had passed.
+        """
         self._healthy = False
         self._lost = JobOutcome(state=JobState.RUNNING, reason=failure)
         orders: list[Message] = []
         if self._test is not None and self._test not in self._judged:
             orders += self._on_failure(self._test)
             nodeid = self.job.tests[self._test].nodeid
-            lost = PartitionRecord(nodeid=nodeid, node=node, host=self._name(node), ranks=())
-            self._partitions.setdefault(self._test, {})[node] = lost
+            records = self._partitions.setdefault(self._test, {})
+            if node not in records or not any(map(is_red, records[node].ranks)):
+                records[node] = PartitionRecord(nodeid=nodeid, node=node, host=self._name(node), ranks=())
             orders += self._judge_if_complete(self._test)
         elif not self._all(self._up) and self._worlds[0]:
             # It never reached a test. The next one is blamed, so that the job does not start worlds forever.
