@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from disttest.host.event_loop import NotedSignals
     from disttest.host.findings import DeviceFinding
     from disttest.host.machine import Machine
+    from disttest.host.process import Child
     from disttest.model import CiJob, Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.rank.rank_test import PostMortem, Rank, RankTest
     from disttest.runtime.rank.waits import WatchedRank
-    from disttest.runtime.supervisor.run_supervisor import PytestProcess
+    from disttest.runtime.supervisor.run_supervisor import PytestProcess, PytestStart
     from disttest.runtime.world.attempt import Attempt
     from disttest.runtime.world.evidence import EvidenceSource
     from disttest.runtime.world.judged_attempt import JudgedAttempt
@@ -199,6 +200,18 @@ def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | No
 
     Returns:
         The exit code of the command; None to let the next plugin, and finally the core, run it.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_start_pytest(start: PytestStart) -> Child | None:
+    """Command, when it starts a pytest process of a run on this machine: start it in a different way.
+
+    Args:
+        start: the command line, the environment, and the descriptors.
+
+    Returns:
+        The process, a child of this one; None to let the next plugin, and finally the core, start it.
     """
 
 

@@ -19,6 +19,7 @@ from disttest.cli.main import command, parted
 from disttest.clock import monotonic
 from disttest.extras.resident.fitness import variables_that_matter
 from disttest.extras.resident.messages import (
+    NO_MARK,
     ForkEnded,
     ForkRequest,
     ForkTerms,
@@ -28,7 +29,7 @@ from disttest.extras.resident.messages import (
 )
 from disttest.host.event_loop import wait_any
 from disttest.options.environment import hash_seed
-from disttest.runtime.supervisor.reaper import MARK_VARIABLE, NO_MARK
+from disttest.runtime.supervisor.reaper import MARK_VARIABLE
 
 # With -c Python looks for modules in the current folder: in a fork, in that of its run. PR_SET_PDEATHSIG (1) ends the
 # server with the tests, however they end; forks do not inherit it.

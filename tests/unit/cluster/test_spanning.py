@@ -220,7 +220,9 @@ def test_a_world_process_that_dies_after_its_record_keeps_a_failure_but_no_pass(
         def run(self, node: int, test: int) -> Sequence[Message]:
             if test or node == 0:
                 return [] if test == 0 else [self.done(node, test)]
-            ended = PartitionEnded(world=self.world, failure="the world process on node n2 ended with SIGKILL")
+            ended = PartitionEnded(
+                world=self.world, failure="the world process on node n2 ended with SIGKILL"
+            )
             return [self.done(node, test, bad=bad), ended, RankFailed(test=test)]
 
         def __call__(self, node: int, order: ToNode) -> Sequence[Message]:

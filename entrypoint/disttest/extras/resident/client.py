@@ -18,6 +18,7 @@ from disttest.extras.resident.fitness import variables_that_matter
 from disttest.extras.resident.handover import describe, follow, inheritable
 from disttest.extras.resident.limits import RESIDENT_ANSWER_S, RESIDENT_IDLE_S, RESIDENT_START_S
 from disttest.extras.resident.messages import (
+    NO_MARK,
     Ask,
     ForkRefused,
     ForkRequest,
@@ -34,7 +35,7 @@ from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.limits import KILL_S
 from disttest.model import Frozen
 from disttest.options.environment import hash_seed
-from disttest.runtime.supervisor.reaper import MARK_VARIABLE, NO_MARK
+from disttest.runtime.supervisor.reaper import MARK_VARIABLE
 
 Tell = Callable[[str], None]
 _ATTEMPTS = 2

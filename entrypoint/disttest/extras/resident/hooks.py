@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
+from disttest.host.imports import loaded
 from disttest.options.option import rows_of
 from disttest.options.values import MODULES, SWITCH
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
     from disttest.cli.run_request import RunRequest
     from disttest.host.event_loop import NotedSignals
+    from disttest.host.process import Child
     from disttest.options.option import Option
+    from disttest.runtime.supervisor.run_supervisor import PytestStart
 
 _run = rows_of("run")
 
@@ -66,3 +69,12 @@ def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | No
     from disttest.extras.resident.parents import run_by_fork, wants_resident
 
     return run_by_fork(request, signals=signals) if wants_resident(request) else None
+
+
+@hookimpl
+def disttest_start_pytest(start: PytestStart) -> Child | None:
+    """Let the process that waits beside a fork of a resident parent be pytest."""
+    # Imported already if this process is such a fork.
+    standby = loaded("disttest.extras.resident.standby")
+    waiting = standby.take_standby() if standby else None
+    return waiting.start(start) if waiting else None

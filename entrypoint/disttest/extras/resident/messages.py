@@ -30,6 +30,8 @@ class ForkTerms(Frozen):
     """Modules that the parent may have imported in addition to torch, pytest and the plugin."""
 
 
+NO_MARK = "0" * 32
+"""Placeholder of the same length as the mark of a run, for a process that is marked after its start."""
 _LARGEST = 4096
 """Largest message in bytes; a request is sent as a file, since an environment has no limit."""
 

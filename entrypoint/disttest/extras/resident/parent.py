@@ -48,6 +48,7 @@ from disttest.extras.resident.messages import (
     receive_request,
     send_answer,
 )
+from disttest.extras.resident.standby import become, stand_by
 from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
 from disttest.host.event_loop import wait_any
 from disttest.host.fork_hazard import fork_hazard
@@ -57,7 +58,6 @@ from disttest.options.environment import HASH_SEED, environment, hash_seed
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.write import load_reporters
 from disttest.runtime.controller.preload import LAZY_PARTS, load_torch
-from disttest.runtime.supervisor.standby import become, stand_by
 
 _SIZE = 1 << 16
 """Bytes for names; names that do not fit are dropped."""

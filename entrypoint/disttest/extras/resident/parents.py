@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from disttest.cli.words import warn
 from disttest.extras.resident.hooks import RESIDENT, RESIDENT_IMPORTS
 from disttest.extras.resident.messages import ForkTerms
+from disttest.extras.resident.standby import is_standing_by
 from disttest.host.event_loop import NotedSignals
 from disttest.options.environment import environment
 from disttest.reports.text import count, duration
-from disttest.runtime.supervisor.standby import is_standing_by
 
 if TYPE_CHECKING:
     from disttest.cli.run_request import RunRequest

@@ -16,8 +16,6 @@ from disttest.host.process import Child, end_all, fork_child, kill_overdue, outl
 from disttest.limits import REAPER_ORDERLY_S, REAPER_POLL_S
 
 MARK_VARIABLE = "_DISTTEST_RUN"
-NO_MARK = "0" * 32
-"""Placeholder of the same length as a mark, for a process that is marked after its start."""
 
 
 class Reaper:

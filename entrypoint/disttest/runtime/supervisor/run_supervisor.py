@@ -45,9 +45,8 @@ from disttest.results.relay import hide_what_was_learned
 from disttest.runtime.controller.orders import ControllerOrder, given_order
 from disttest.runtime.controller.run_watch import RunWatch, clean_up, watch_run
 from disttest.runtime.messages.leaving import LeaveBoard
-from disttest.runtime.supervisor.follow import Watch
+from disttest.runtime.supervisor.follow import Outputs, Watch
 from disttest.runtime.supervisor.reaper import Reaper
-from disttest.runtime.supervisor.standby import take_standby
 
 _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -59,6 +58,18 @@ class PytestProcess(Frozen):
     """Options that distinguish it from the others."""
     arguments: tuple[str, ...] = ()
     """Further arguments for the process."""
+
+
+class PytestStart(Frozen):
+    """Start of a pytest process."""
+
+    argv: tuple[str, ...]
+    """Its command line."""
+    extra_env: dict[str, str]
+    """Variables in addition to those of this process."""
+    pass_fds: tuple[int, ...]
+    """Descriptors that it inherits, under the same numbers."""
+    outputs: Outputs
 
 
 class Ending(Frozen):
@@ -259,16 +270,20 @@ def _start(
     # Plugins that load before disttest's may import numpy or torch, so the limits are set in the environment.
     extra_env = hash_seed(seed) | reaper.environment | single_threaded()
     with given_order(order, *fds.values()) as (argument, descriptors):
-        argv = [*argv, argument]
-        if (standby := take_standby()) is not None:
-            return standby.start(argv, extra_env=extra_env, pass_fds=descriptors, **watch.outputs())
-        return spawn_child(
-            argv,
-            new_session=True,
-            pass_fds=descriptors,
+        start = PytestStart(
+            argv=(*argv, argument),
             extra_env=extra_env,
+            pass_fds=tuple(descriptors),
+            outputs=watch.outputs(),
+        )
+        child: Child | None = plugin_manager().call("disttest_start_pytest", start=start)
+        return child or spawn_child(
+            start.argv,
+            new_session=True,
+            pass_fds=start.pass_fds,
+            extra_env=start.extra_env,
             keep_stdin=True,
-            **watch.outputs(),
+            **start.outputs,
         )
 
 

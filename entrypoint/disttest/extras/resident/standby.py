@@ -12,18 +12,22 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from disttest.descriptors import MOST_AT_ONCE, is_open, memory_file, new_streams, take_descriptors
+from disttest.extras.resident.messages import NO_MARK
 from disttest.host.imports import KeptImports, keep_only_of_settled_sources, loaded
 from disttest.host.proc import first_environment
 from disttest.host.process import Child, fork_here, leave
 from disttest.model import Frozen
-from disttest.runtime.supervisor.reaper import MARK_VARIABLE, NO_MARK
+from disttest.runtime.supervisor.reaper import MARK_VARIABLE
+
+if TYPE_CHECKING:
+    from disttest.runtime.supervisor.run_supervisor import PytestStart
 
 _PYTEST = ("-m", "pytest")
 
@@ -45,31 +49,15 @@ class Standby:
         self._child = child
         self._line = line
 
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        extra_env: Mapping[str, str],
-        pass_fds: Sequence[int],
-        stdout: int = 1,
-        stderr: int = 2,
-    ) -> Child:
-        """Start pytest in the process.
-
-        Args:
-            argv: command line of a newly started pytest process.
-            extra_env: environment variables in addition to those of this process.
-            pass_fds: descriptors that it inherits.
-            stdout: its standard output.
-            stderr: its standard error.
-        """
-        numbers = (0, 1, 2, *pass_fds)
-        fds = (0, stdout, stderr, *pass_fds)
+    def start(self, start: PytestStart) -> Child:
+        """Start pytest in the process."""
+        numbers = (0, 1, 2, *start.pass_fds)
+        fds = (0, start.outputs.get("stdout", 1), start.outputs.get("stderr", 2), *start.pass_fds)
         found = [(number, fd) for number, fd in zip(numbers, fds, strict=True) if is_open(fd)]
         orders = Orders(
-            arguments=tuple(argv[argv.index(_PYTEST[0]) + len(_PYTEST) :]),
+            arguments=tuple(start.argv[start.argv.index(_PYTEST[0]) + len(_PYTEST) :]),
             # Passed on unchanged; nothing is read from it here.
-            environ={**os.environ, **extra_env},  # noqa: TID251  # handed on as it is
+            environ={**os.environ, **start.extra_env},  # noqa: TID251  # handed on as it is
             directory=str(Path.cwd()),
             numbers=tuple(number for number, _ in found),
         )
