@@ -99,6 +99,7 @@ FAILS = """
     def disttest_doctor_checks():
         from disttest.host.findings import DeviceFinding, Grade
 
+        fail("doctor_checks")
         return [DeviceFinding(device="machine", check="planted", grade=Grade.BROKEN, message="found by a plugin")]
 
 
@@ -107,7 +108,8 @@ FAILS = """
         from disttest.runtime.rank.facet import FacetSource, Setting, attribute, settings
 
         facet = settings("planted state", Setting("verbose", *attribute(sys.modules[__name__], "planted")))
-        return [FacetSource("sys", lambda: [facet, facet._replace(kind="other state", read=read_facet)])]
+        other = "planted state" if os.environ.get("PYTEST_FAILS_IN") == "two_facets" else "other state"
+        return [FacetSource("sys", lambda: [facet, facet._replace(kind=other, read=read_facet)])]
 
 
     @hookimpl
@@ -365,7 +367,7 @@ def failing_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
-BEFORE_A_FORK = ("addreporters", "import")
+BEFORE_A_FORK = ("addreporters", "import", "two_facets")
 """Places that a fork server has passed when it forks a run."""
 
 
@@ -746,6 +748,26 @@ def test_a_check_of_a_plugin_fails_the_doctor(failing):
 
     assert ExitCode.INFRASTRUCTURE == ended.exit_code
     assert "broken: machine: planted: found by a plugin" in ended.output
+
+
+def test_a_check_that_raises_is_a_finding_and_the_others_are_shown(failing):
+    ended = failing.run("doctor", PYTEST_FAILS_IN="doctor_checks")
+
+    assert ExitCode.INFRASTRUCTURE == ended.exit_code
+    assert (
+        "broken: machine: plugins: plugin fails failed in disttest_doctor_checks: ValueError" in ended.output
+    )
+    assert "shared_memory_litter" in ended.output
+
+
+def test_facets_of_one_name_are_an_error_of_each_test(failing):
+    failing.forks = False
+    ended = failing.run("run", "test_calls.py", PYTEST_FAILS_IN="two_facets")
+
+    for name in ("test_one", "test_five"):
+        result = ended.result(name)
+        assert (Outcome.ERROR, Cause.PLUGIN) == (result.outcome, result.cause)
+        assert "plugin fails: two facets have the name 'planted state'" in result.message
 
 
 OTHER_PLUGIN = """

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import disttest
-from disttest.errors import ExitCode
+from disttest.errors import ExitCode, PluginError
 from disttest.host.findings import DeviceFinding, Grade
 from disttest.model import Cause, Frozen, Outcome, TestCase, TestResult
 from disttest.plugin_manager import plugin_manager
@@ -89,7 +89,6 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
             preflight = prover.result()
     litter = unused_entries(is_abandoned, examination.root / "dev/shm")
     tried = tuple(_finding(check) for check in preflight.checks)
-    by_plugins = (each for _, each in plugin_manager().items("disttest_doctor_checks", DeviceFinding))
     return Diagnosis(
         machine=machine,
         torch=torch,
@@ -98,13 +97,28 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
             judge_litter(litter),
             *map(judge_lease, leases),
             *tried,
-            *by_plugins,
+            *check_by_plugins(),
         ),
         litter=litter,
         proved=tuple(t.name for t in targets if preflight.checks and t.name not in preflight.broken),
         broken=preflight.broken,
         duration_s=clock() - started_s,
     )
+
+
+def check_by_plugins() -> list[DeviceFinding]:
+    """Return the findings of plugins. One that raises is a finding, too: the others about the machine still count."""
+    try:
+        return [each for _, each in plugin_manager().items("disttest_doctor_checks", DeviceFinding)]
+    except PluginError as error:
+        return [
+            DeviceFinding(
+                device="machine",
+                check="plugins",
+                grade=Grade.BROKEN,
+                message=f"{error}; the checks of all plugins are missing here: leave this one out with -p no:NAME",
+            )
+        ]
 
 
 def _targets(examination: Examination, machine: GpuMachine, torch: TorchFacts) -> tuple[Target, ...]:

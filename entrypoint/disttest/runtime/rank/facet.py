@@ -19,7 +19,7 @@ class Facet(NamedTuple):
     """One kind of process-wide state. Reading must be fast: it happens for every test."""
 
     kind: str
-    """Name used in notes: ``environment``, ``process group``."""
+    """Name used in notes: ``environment``, ``process group``. No two facets of a process have the same name."""
     read: Callable[[], Values]
     restore: Callable[[Any, Any], bool]
     """Restore the value of one name (``MISSING``: it did not exist); return False if that is impossible."""
@@ -54,7 +54,13 @@ class Setting(NamedTuple):
 
 
 def settings(kind: str, *rows: Setting, made_for_tests: bool = False) -> Facet:
-    """Build a facet of settings that always exist."""
+    """Build a facet of settings that always exist.
+
+    Args:
+        kind: name of the facet, which no other facet has.
+        rows: the settings; all those of a library fit into one facet.
+        made_for_tests: see :class:`Facet`.
+    """
     puts = {row.name: row.put for row in rows}
     gets = [(row.name, row.get) for row in rows]
 

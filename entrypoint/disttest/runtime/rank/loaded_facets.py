@@ -40,8 +40,9 @@ def _sources() -> list[tuple[str, FacetSource]]:
 def _facets_of(loaded: tuple[bool, ...]) -> tuple[Facet, ...]:
     facets = [Facet(ENVIRONMENT, _environment, _restore_variable)]
     for is_loaded, (plugin, source) in zip(loaded, _sources(), strict=True):
-        if is_loaded:
-            facets += [_guarded(plugin, facet) for facet in source.load()]
+        for facet in source.load() if is_loaded else ():
+            is_taken = any(other.kind == facet.kind for other in facets)
+            facets.append(_refused(plugin, facet) if is_taken else _guarded(plugin, facet))
     return tuple(facets)
 
 
@@ -59,6 +60,18 @@ def _restore_variable(name: bytes, then: Any) -> bool:
     else:
         os.environb[name] = then
     return True
+
+
+def _refused(plugin: str, facet: Facet) -> Facet:
+    """Replace a facet whose name another one has: values are kept by name, so one would restore those of the other."""
+    error = f"plugin {plugin}: two facets have the name {facet.kind!r}; give each another name, or join them"
+
+    def read() -> Values:
+        # At each reading, so that no test passes unrestored.
+        _errors.append(error)
+        return {}
+
+    return Facet(f"{facet.kind} of {plugin}", read, lambda _name, _then: False)
 
 
 def _guarded(plugin: str, facet: Facet) -> Facet:
