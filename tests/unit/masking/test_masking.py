@@ -94,6 +94,42 @@ def test_a_value_is_hidden_inside_of_base64(before, value, encode):
     assert len(masked) < len("Authorization: Basic ") + len("***") + 12
 
 
+LONG = "".join(f"{number:x}~?>" for number in range(4_000, 4_080))
+
+
+@pytest.mark.parametrize("width", [64, 76])
+@pytest.mark.parametrize("value", [LONG, "ghs_0123456789abcdef"])
+@pytest.mark.parametrize("before", range(0, 60, 7))
+@pytest.mark.parametrize("line", ["{}\n", "{}\\n", "E   [rank 0] {}\n"])
+def test_a_value_is_hidden_in_the_lines_of_wrapped_base64(width, value, before, line):
+    encoded = base64.b64encode(f"{'.' * before}{value}{'.' * 60}".encode()).decode()
+    lines = [encoded[at : at + width] for at in range(0, len(encoded), width)]
+
+    masked = hiding(value).text("".join(map(line.format, lines)))
+
+    assert "***" in masked
+    parts = {encoded[at : at + 8] for at in range(before * 8 // 6 + 2, (before + len(value)) * 8 // 6 - 10)}
+    assert [] == [part for part in parts if part in masked]
+
+
+def test_wrapped_base64_is_hidden_in_a_stream_however_it_is_cut():
+    encoded = base64.encodebytes(LONG.encode())
+    stream = FilteredStream(hiding(LONG))
+
+    shown = (
+        b"".join(stream.feed(encoded[at : at + 11]) for at in range(0, len(encoded), 11)) + stream.finish()
+    )
+
+    assert len(shown) < 12 * encoded.count(b"\n")
+    assert [] == [at for at in range(len(encoded) - 8) if encoded[at : at + 8] in shown]
+
+
+def test_text_that_is_no_part_of_a_value_in_base64_stays():
+    text = f"{base64.b64encode(b'x' * 300).decode()} test_all_reduce_of_a_wide_world torch/distributed/distributed_c10d"
+
+    assert text == hiding(LONG).text(text)
+
+
 def test_the_lines_of_a_value_are_hidden_one_by_one():
     key = "-----BEGIN KEY-----\n  MIIEvQIBADANBg\n  kqhkiG9w0BAQ\n-----END KEY-----"
     masked = hiding(key).text("[rank0] MIIEvQIBADANBg\n[rank1] kqhkiG9w0BAQ\n")

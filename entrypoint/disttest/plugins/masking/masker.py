@@ -7,7 +7,6 @@ command line and on no disk.
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import html
 import json
@@ -18,6 +17,7 @@ from urllib.parse import quote, quote_plus
 
 from disttest.descriptors import high_copy, memory_file
 from disttest.outgoing import OutputFilter
+from disttest.plugins.masking.encoded_lines import EncodedLines, encodings
 
 SHORTEST = 4
 """Characters of the shortest value that is hidden: a shorter one would be found everywhere."""
@@ -38,6 +38,7 @@ class Masker(OutputFilter):
     def __init__(self) -> None:
         self._values: set[str] = set()
         self._forms: tuple[bytes, ...] = ()
+        self._encoded_lines = EncodedLines()
         self._ledger = -1
         self._identity = (0, 0)
         self._read = 0
@@ -68,7 +69,9 @@ class Masker(OutputFilter):
             self.hide(_unescaped(match[1]).decode("utf-8", "replace") for match in _LEARNED.finditer(data))
 
     def _add(self, values: Iterable[str]) -> None:
+        values = tuple(values)
         self._values.update(values)
+        self._encoded_lines.add(value for value in values if len(value) >= 2 * SHORTEST)
         forms = {form for value in self._values for form in _forms(value) if len(form) >= SHORTEST}
         self._forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
 
@@ -92,6 +95,7 @@ class Masker(OutputFilter):
             while at >= 0:
                 yield at, at + len(form)
                 at = data.find(form, at + 1)
+        yield from self._encoded_lines.spans(data)
 
     def held_back(self, data: bytes) -> int:
         """Return the number of bytes at the end that may belong to a value; 0 if they are too many to hold."""
@@ -104,7 +108,8 @@ class Masker(OutputFilter):
 
     def _unfinished(self, data: bytes) -> int:
         """Return the number of bytes at the end that may be the beginning of a value."""
-        return max(_cut_at_end(data, form) for form in self._forms)
+        cut = max(_cut_at_end(data, form) for form in self._forms)
+        return max(cut, self._encoded_lines.unfinished(data))
 
     # --- the ledger
 
@@ -212,10 +217,8 @@ def _forms(value: str) -> Iterator[bytes]:
     for quoted in (quote(raw), quote_plus(raw), quote(raw, safe="")):
         yield quoted.encode()
         yield _PERCENT.sub(lambda match: match[0].lower(), quoted).encode()
-    for shift in range(3) if len(raw) >= 2 * SHORTEST else ():
-        # Only the characters that do not depend on the neighbours of the value.
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            yield encode(b"\0" * shift + raw)[-(-shift * 8 // 6) : (shift + len(raw)) * 8 // 6]
+    if len(raw) >= 2 * SHORTEST:
+        yield from encodings(raw)
 
 
 def _literals(text: str) -> Iterator[str]:
