@@ -313,6 +313,32 @@ def test_mounts_are_the_workspace_and_what_lies_outside_it(tmp_path: Path) -> No
     assert spec.user == f"{os.getuid()}:{os.getgid()}"
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_folder_that_the_user_protects_stays_read_only(tmp_path: Path, order: int) -> None:
+    work, data = tmp_path / "work", tmp_path / "data"
+    for folder in (work, data / "golden"):
+        folder.mkdir(parents=True)
+    mounts = (f"{data}", f"{data}/golden:ro", f"{work}:ro")[::order]
+    options = LaunchOptions(
+        arguments=(), workspace=work, working_dir=work, mounts=mounts, results=work / "out"
+    )
+
+    binds = {bind.path: bind.read_only for bind in prepared(options).spec.binds}
+
+    assert binds == {
+        str(data): False,
+        f"{data}/golden": True,
+        str(work): True,
+        f"{work}/out": False,
+    }
+
+
+def test_a_folder_with_two_modes_is_refused(tmp_path: Path) -> None:
+    mounts = (f"{tmp_path}:ro", f"{tmp_path}")
+    with pytest.raises(UsageError, match="read-only and as writable"):
+        prepared(LaunchOptions(arguments=(), workspace=tmp_path, working_dir=tmp_path, mounts=mounts))
+
+
 def test_limits_of_the_container(tmp_path: Path) -> None:
     asked = LaunchOptions(arguments=(), workspace=tmp_path, working_dir=tmp_path, memory_bytes=4 << 30)
     spec = prepared(asked).spec

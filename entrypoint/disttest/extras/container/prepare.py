@@ -152,7 +152,7 @@ def _binds(
         path, _, mode = entry.partition(":")
         if mode not in ("", "ro", "rw"):
             raise UsageError(f"--mount {entry!r} is not PATH or PATH:ro")
-        _add(paths, _folder(Path(path), "--mount"), read_only=mode == "ro")
+        _add_chosen(paths, Bind(path=str(_folder(Path(path), "--mount")), read_only=mode == "ro"))
     # The workspace has the same path inside, so that paths in reports are valid outside.
     for folder in (workspace, working_dir, options.results, options.cache, options.lease_dir):
         if folder is not None:
@@ -166,11 +166,26 @@ def _binds(
     return tuple(paths.values())
 
 
-def _add(paths: dict[str, Bind], path: Path, *, read_only: bool = False) -> None:
-    """Add a mount, unless a writable one above it includes it."""
-    if any(not bind.read_only and path.is_relative_to(bind.path) for bind in paths.values()):
-        return
-    paths[str(path)] = Bind(path=str(path), read_only=read_only)
+def _add_chosen(paths: dict[str, Bind], chosen: Bind) -> None:
+    """Add a mount of the user. A read-only one below a writable one stays: it protects its files.
+
+    Raises:
+        UsageError: the same folder was given with the other mode.
+    """
+    known = paths.setdefault(chosen.path, chosen)
+    if known != chosen:
+        raise UsageError(f"--mount {chosen.path} is given as read-only and as writable; leave one out")
+
+
+def _add(paths: dict[str, Bind], path: Path) -> None:
+    """Add a writable mount, unless the user chose one for this folder, or one above it includes it."""
+    closest = max(
+        (bind for bind in paths.values() if path.is_relative_to(bind.path)),
+        key=lambda bind: len(bind.path),
+        default=None,
+    )
+    if closest is None or (closest.read_only and closest.path != str(path)):
+        paths[str(path)] = Bind(path=str(path))
 
 
 def _run_environment(options: LaunchOptions) -> dict[str, str]:
