@@ -108,6 +108,18 @@ def test_the_last_step_cleans_after_a_step_that_failed(job: Job) -> None:
     assert [f"--name={DEAD}"] == [words[-1] for words in job.asked("scancel")]
 
 
+def test_the_last_step_cleans_where_the_run_was(job: Job) -> None:
+    kubectl = job.lab.folder / "bin" / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\necho "$*" >> "{job.lab.folder}/kubectl.log"\necho \'{{"items": []}}\'\n')
+    kubectl.chmod(0o755)
+
+    done = job.run(suite="nowhere.py", launcher="kubernetes", partition="kind/ci", image="of/tests")
+
+    assert done.steps["clean"].outcome == "success", done.log
+    asked = (job.lab.folder / "kubectl.log").read_text().splitlines()
+    assert [] == [line for line in asked if "--context=kind --namespace=ci" not in line]
+
+
 def test_without_a_launcher_there_is_nothing_to_clean(job: Job) -> None:
     done = job.run(suite="nowhere.py", launcher="")
 

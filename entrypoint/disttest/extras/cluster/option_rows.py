@@ -155,8 +155,12 @@ OPTIONS = (
         text("NAME"),
         "For Kubernetes NAMESPACE or CONTEXT/NAMESPACE; Slurm needs none.",
         default="",
+        has_variable=True,
     ),
     rows_of("cluster-clean")(
-        "all", SWITCH, "End the jobs of living clients and of other machines, too.", default=False
+        "all",
+        SWITCH,
+        "End the jobs of living clients and of other machines, too; for Kubernetes those of all users.",
+        default=False,
     ),
 )
