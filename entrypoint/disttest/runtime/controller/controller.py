@@ -200,6 +200,7 @@ class Controller(Listener):
             self._stop(f"the run stopped: {session.shouldfail}")
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
+            self._enough = str(session.shouldstop)
             self._stop(f"the run stopped: {session.shouldstop}")
             raise session.Interrupted(session.shouldstop)
         if self._deadline_s is not None and monotonic() >= self._deadline_s:
@@ -247,7 +248,10 @@ class Controller(Listener):
         """Record the result of a test. A second result means that a rank died after the first."""
         self._live.end(world.world_id)
         if self._enough and judged.result.cause is Cause.INFRASTRUCTURE:
-            self._recorder.test_finished(not_run(test.nodeid, self._enough, at_s=judged.result.started_at_s))
+            counted = self._retries.counted(judged)
+            ended = not_run(test.nodeid, self._enough, at_s=judged.result.started_at_s)
+            # A failure that was being retried still counts.
+            self._recorder.test_finished(ended if counted is judged else counted.result)
             return
         good = judged.result.outcome in (Outcome.PASSED, Outcome.SKIPPED)
         self._failed_of_rank.update(record.rank for record in judged.result.ranks if record.has_failed)

@@ -324,8 +324,8 @@ class RunSession:
         reason = self.reason or str(session.shouldfail or session.shouldstop or "")
         if not reason and exit_code == ExitCode.INTERRUPTED:
             reason = "the run was interrupted"
-        if session.shouldfail and session.testsfailed:
-            self.recorder.not_run(str(session.shouldfail))
+        if session.shouldstop or (session.shouldfail and session.testsfailed):
+            self.recorder.not_run(str(session.shouldfail or session.shouldstop))
         self.without_worlds = self._missing_worlds(self.recorder, exit_code)
         notes = [self.without_worlds] if self.without_worlds else []
         # The supervisor cleans up, concludes and reports.
