@@ -22,7 +22,17 @@ from disttest.model.attempt_result import (
     WindowEdge,
     short_place,
 )
-from disttest.model.cases import ALONE, FEW_RANKS, Batch, Isolation, Slot, TestCase, WorldKind, WorldShape
+from disttest.model.cases import (
+    ALONE,
+    FEW_RANKS,
+    Batch,
+    Isolation,
+    Slot,
+    TestCase,
+    WorldKind,
+    WorldShape,
+    parts_of,
+)
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
 from disttest.model.rank_record import (
     LONE_PROCESS,
@@ -103,6 +113,7 @@ __all__ = [
     "WorldShape",
     "consecutive",
     "group_title",
+    "parts_of",
     "process_name",
     "rank_name",
     "rank_names",

@@ -138,3 +138,11 @@ class Batch(Frozen):
     """Whether its ranks may share GPUs: tests that start their ranks state their own needs."""
     urgent: bool = False
     """Whether it starts before all others: one of its tests failed last time and ``--failed-first`` was given."""
+
+
+def parts_of(nodeid: str) -> tuple[str, list[str], str]:
+    """Split a node id into its file, its classes, and its name with the parameters, which may contain ``::``."""
+    file, _, rest = nodeid.partition("::")
+    path, bracket, parameters = rest.partition("[")
+    *classes, name = path.split("::") if rest else [file]
+    return file, classes, name + bracket + parameters

@@ -12,7 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 
-from disttest.model import Frozen, Hardware, TestCase, WorldShape
+from disttest.model import Frozen, Hardware, TestCase, WorldShape, parts_of
 
 WINDOW = 20
 """Number of the most recent runs of a test that count."""
@@ -118,8 +118,7 @@ def hardware_key(hardware: Hardware) -> str:
 
 def junit_names(test: TestCase) -> tuple[str, ...]:
     """Return the names of a test in JUnit files: as disttest writes it, and as pytest does."""
-    path, _, rest = test.nodeid.partition("::")
-    *classes, name = rest.split("::") if rest else [test.name]
+    path, classes, name = parts_of(test.nodeid)
     module = path.removesuffix(".py").replace("/", ".")
     return f"{test.classname}::{test.name}", f"{'.'.join([module, *classes])}::{name}"
 

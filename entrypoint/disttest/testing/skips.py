@@ -89,10 +89,18 @@ def _checked(check: Check) -> Callable[[Method], Method]:
 
 
 def _exit_or_skip(skip: TestSkip, args: tuple[Any, ...]) -> None:
-    handle = getattr(args[0], "_handle_test_skip", None) if args else None
-    if handle is None:
+    owner = args[0] if args else None
+    if (handle := getattr(owner, "_handle_test_skip", None)) is not None:
+        handle(skip.message)
+    elif isinstance(owner, int) or any(hasattr(owner, name) for name in _STARTS_RANKS):
         sys.exit(skip.exit_code)  # noqa: TID251  # torch's convention for a rank that skips
-    handle(skip.message)
+    else:
+        # A rank of a world reports to pytest, for which an exit is a failure.
+        raise unittest.SkipTest(skip.message)
+
+
+_STARTS_RANKS = ("__disttest_kind__", "_check_return_codes", "_worker_loop")
+"""Names in classes whose main process reads exit codes of ranks: disttest's, and torch's of both kinds."""
 
 
 def _variable(name: str) -> str | None:

@@ -12,7 +12,7 @@ import pytest
 
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
-from disttest.model import Isolation, TestCase, WorldKind, WorldShape
+from disttest.model import Isolation, TestCase, WorldKind, WorldShape, parts_of
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
 from disttest.outgoing import outgoing
@@ -39,8 +39,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         UsageError: a mark is invalid.
     """
     path, line, _ = item.location
-    module, _, rest = item.nodeid.partition("::")
-    *classes, name = rest.split("::") if rest else [module]
+    module, classes, name = parts_of(item.nodeid)
     own = own_world(item, options, host)
     kind = own.kind if own else WorldKind.RANKS
     world = own.shape if own else shape_of(item)

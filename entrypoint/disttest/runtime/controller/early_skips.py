@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -14,9 +13,6 @@ from disttest.planning.backends import backend_named, build_of
 from disttest.runtime.controller.expand import shape_of
 from disttest.runtime.controller.wanted_worlds import OWN_WORLD, needed_gpus
 from disttest.testing.skips import early_skip
-
-if TYPE_CHECKING:
-    from _pytest.skipping import Skip
 
 
 def check_backends(items: Iterable[pytest.Item], options: RunOptions) -> None:
@@ -54,10 +50,25 @@ def _built_backends() -> str:
 
 
 def known_skip(item: pytest.Item) -> str | None:
-    """Return the reason if the item's marks skip it already; such a skip costs no process."""
-    from _pytest.skipping import evaluate_skip_marks
+    """Return the reason if the item's marks skip it already; such a skip costs no process.
 
-    skip: Skip | None = evaluate_skip_marks(item)
+    None also if only a rank can answer, or if a mark is invalid: a rank then reports the error of this test.
+    """
+    try:
+        return _known_skip(item)
+    except (Exception, pytest.fail.Exception):  # noqa: BLE001 - conditions of marks are code of the user
+        return None
+
+
+def _known_skip(item: pytest.Item) -> str | None:
+    from _pytest.skipping import Skip, evaluate_skip_marks
+
+    skip: Skip | None
+    if any(isinstance(condition, str) for condition in _conditions(item)):
+        # Such a text may read variables that only ranks have.
+        skip = next((Skip(*mark.args, **mark.kwargs) for mark in item.iter_markers("skip")), None)
+    else:
+        skip = evaluate_skip_marks(item)
     if skip is not None:
         return skip.reason
     function = getattr(item, "obj", None)
@@ -66,6 +77,11 @@ def known_skip(item: pytest.Item) -> str | None:
         if getattr(owner, "__unittest_skip__", False):
             return str(getattr(owner, "__unittest_skip_why__", ""))
     return early_skip(function)
+
+
+def _conditions(item: pytest.Item) -> Iterator[object]:
+    for mark in item.iter_markers("skipif"):
+        yield from (*mark.args, mark.kwargs.get("condition"))
 
 
 def vacuous(item: pytest.Item) -> str | None:
