@@ -102,6 +102,12 @@ class PhaseEnded(Message):
     """The report in pytest's serialisable form, as JSON."""
 
 
+class TornDown(Message):
+    """Rank to world, before it leaves: the fixtures that outlived its last test are torn down."""
+
+    failure: PhaseEnded | None = None
+
+
 class RankNoted(Message):
     """Rank to world: data of a plugin, sent during the test; it may be the rank's last message."""
 
@@ -282,6 +288,7 @@ AnyMessage = (
     | Collected
     | PhaseEnded
     | RankNoted
+    | TornDown
     | TestRecorded
     | TestDone
     | RanksJoined

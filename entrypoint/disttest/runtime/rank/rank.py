@@ -19,13 +19,14 @@ from typing import Any, NoReturn
 
 import pytest
 
+from disttest.clock import monotonic
 from disttest.descriptors import append_to
 from disttest.errors import ExitCode, PluginError
 from disttest.hookspecs import hookimpl
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import Child, die_with_parent, flush_output, fork_child, leave, leave_if_copy
-from disttest.model import Isolation, WorldShape
+from disttest.model import Isolation, Outcome, WorldShape
 from disttest.planning.backends import backend_named
 from disttest.plugin_manager import plugin_manager, plugins_differ
 from disttest.runtime.messages.collected import describe_collected
@@ -34,11 +35,14 @@ from disttest.runtime.messages.protocol import (
     Channel,
     Collected,
     Leave,
+    PhaseEnded,
     RankReady,
     RunTest,
     TestDone,
+    TornDown,
     clean_text,
 )
+from disttest.runtime.messages.raised import describe_raised
 from disttest.runtime.rank import flight, state_snapshot, watchdog
 from disttest.runtime.rank.bridge import Bridge
 from disttest.runtime.rank.child import (
@@ -56,6 +60,9 @@ from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import begin_waits, broken_groups, watch_waits
 from disttest.testing.world import World, provide_world
+
+_LAST_DETAILS = 20_000
+"""Characters of the traceback of a fixture that fails as the rank leaves."""
 
 ProcessMain = Callable[[RankSpec, Channel, pytest.Session, Mapping[str, pytest.Item]], None]
 """Main function of a process that a world has started, with the tests that it may run; it never returns."""
@@ -265,7 +272,7 @@ def serve(
     channel.send(RankReady())
     while (message := next_order(channel)) is not None and _run(state, message, session, items):
         pass
-    tear_down_rest(session)
+    channel.send(tear_down_rest(session))
     save()
     _destroy_accelerator_group(spec.shape)
     leave(0)
@@ -327,7 +334,7 @@ def serve_orders(
     channel.send(RankReady())
     while (order := next_order(channel)) is not None:
         run(order)
-    tear_down_rest(session)
+    channel.send(tear_down_rest(session))
 
 
 def save() -> str:
@@ -442,13 +449,27 @@ def shared_fixtures(session: pytest.Session) -> int:
     return sum(len(finalizers) - 1 for finalizers in wider)
 
 
-def tear_down_rest(session: pytest.Session) -> None:
-    """Tear down the fixtures that remain when a world ends early; errors go to the log."""
+def tear_down_rest(session: pytest.Session) -> TornDown:
+    """Tear down the fixtures that remain when a world ends early; an error is that of the last test's tear-down."""
+    began_s = monotonic()
     try:
         # pytest has no public way to tear down the fixtures of a session that ends early (pytest 8.4 to 9.2).
         session._setupstate.teardown_exact(None)  # noqa: SLF001
-    except BaseException:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001
         traceback.print_exc()
+        raised = describe_raised(error)
+        return TornDown(
+            failure=PhaseEnded(
+                phase="teardown",
+                outcome=Outcome.ERROR,
+                duration_s=monotonic() - began_s,
+                ended_at_s=monotonic(),
+                message=clean_text(raised.message)[:2000],
+                # The world reads it once this process has ended, so it has to fit into the socket.
+                details=clean_text(raised.details)[-_LAST_DETAILS:],
+            )
+        )
+    return TornDown()
 
 
 def _destroy_accelerator_group(shape: WorldShape) -> None:

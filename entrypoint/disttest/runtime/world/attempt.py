@@ -23,7 +23,17 @@ from disttest.model import (
 )
 from disttest.plugin_manager import plugin_manager
 from disttest.results.verdict import is_consequence
-from disttest.runtime.messages.protocol import PhaseEnded, Raised, RanksJoined, RunStop, TestDone
+from disttest.runtime.messages.protocol import (
+    Message,
+    PhaseEnded,
+    Raised,
+    RankNoted,
+    RanksJoined,
+    RunStop,
+    TestDone,
+    TestRecorded,
+    TornDown,
+)
 from disttest.runtime.messages.raised import failed_outcome
 
 # Characters of subtest reports kept for each rank; beyond this limit only outcome and message are kept,
@@ -72,6 +82,10 @@ class RankProgress:
     recorded: Recorded = field(default_factory=Recorded)
     """Warnings and properties that the test recorded."""
     done: TestDone | None = None
+    torn_down: bool = False
+    """Whether the world ended after this test, and the fixtures that outlived it were torn down."""
+    failed_tear_down: PhaseEnded | None = None
+    """The failure of one of them."""
     noted: dict[str, msgspec.Raw] = field(default_factory=dict)
     """Plugin name -> data that its part in the rank sent during the test."""
     death: Exit | None = None
@@ -118,6 +132,18 @@ class RankProgress:
         if report.partial and self.size > _SUBTESTS_KEPT:
             report = msgspec.structs.replace(report, report="", details="")
         self.reports.append(report)
+
+    def take(self, message: Message) -> None:
+        """Keep any other message of the rank."""
+        match message:
+            case RankNoted():
+                self.noted[message.name] = message.data
+            case TestRecorded():
+                self.recorded = message.recorded
+            case TestDone():
+                self.done = message
+            case TornDown(failure=failure):
+                self.torn_down, self.failed_tear_down = True, failure
 
     @property
     def is_over(self) -> bool:
@@ -367,6 +393,17 @@ class Attempt:
         # Later failures may be consequences of the first one.
         if self.failed_s is None:
             self.failed_s = at_s
+
+    def failed_tear_downs(self) -> list[RankProgress]:
+        """List the ranks in which a fixture that outlived the test failed, unless that follows from the end of a peer."""
+        if any(progress.killed for progress in self.ranks):
+            return []
+        return [
+            progress
+            for progress in self.ranks
+            if (failure := progress.failed_tear_down) is not None
+            and not (self.failed_s is not None and is_consequence(failure.message))
+        ]
 
     def cancel(self, reason: str, at_s: float) -> None:
         """Cancel the attempt; the first reason is kept."""

@@ -69,11 +69,20 @@ def _describe(slow: Sequence[int], limit_s: float) -> str:
 
 
 def late_deaths(ranks: Supervisor, attempt: Attempt, stuck: frozenset[int]) -> list[RankProcessHandle]:
-    """List the ranks that died by a signal or with an exit code after their test was judged."""
+    """List the ranks that died by a signal or with an exit code after their test was judged.
+
+    After an expected failure libraries may abort a rank at its exit, whose peers are gone: only its fixtures count.
+    """
+    failed = attempt.failed_s is not None
+    if failed and any(progress.killed for progress in attempt.ranks):
+        return []
     return [
         handle
         for handle in ranks.handles
-        if handle.rank not in stuck and not attempt.of(handle.rank).killed and handle.child.ended_badly
+        if handle.rank not in stuck
+        and not attempt.of(handle.rank).killed
+        and handle.child.ended_badly
+        and not (failed and attempt.of(handle.rank).torn_down)
     ]
 
 

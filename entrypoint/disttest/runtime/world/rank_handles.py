@@ -34,11 +34,8 @@ from disttest.runtime.messages.protocol import (
     Channel,
     Collected,
     PhaseEnded,
-    RankNoted,
     RankReady,
     RanksJoined,
-    TestDone,
-    TestRecorded,
 )
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, RankEvidence, collect_evidence
@@ -381,12 +378,14 @@ class Supervisor:
                 progress.joined.append(message)
                 if message.superseded:
                     self.on_new_start(self.attempt)
-            case RankNoted():
-                progress.noted[message.name] = message.data
-            case TestRecorded():
-                progress.recorded = message.recorded
-            case TestDone():
-                progress.done = message
+            case _:
+                progress.take(message)
+
+    def receive_last(self) -> None:
+        """Handle the messages of ranks that have ended."""
+        for handle in self.handles:
+            while handle.channel in self.loop and wait_any(handle.channel, timeout_s=0):
+                self._on_channel(handle)
 
     def agree_on(self, nodeid: str) -> bool:
         """Check that ranks which collected separately have the same test under this id; give up those that differ."""

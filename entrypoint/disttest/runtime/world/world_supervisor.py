@@ -77,8 +77,8 @@ class WorldSupervisor:
         # Plugin name -> data for its part in each rank.
         self._watches: dict[str, Any] = {}
         self._reason = ""
-        # Whether the last test was judged and left the world fit for another one.
-        self._is_good = False
+        # Whether the last judged test failed.
+        self._has_failed = False
         self._abandoned = False
         # Ranks that did not leave on request.
         self._stuck: frozenset[int] = frozenset()
@@ -222,9 +222,10 @@ class WorldSupervisor:
             judged = self._judged(attempt)
             result = self._judge(judged)
             # Ranks with different calls may have left messages that the next test would receive.
-            self._is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
+            is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
+            self._has_failed = result.outcome.is_bad
             # The world that replaces this one may use the same folder as soon as the controller knows.
-            if not self._is_good:
+            if not is_good:
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
             self._look_around(at_once=True)
@@ -233,7 +234,7 @@ class WorldSupervisor:
             # A rank that died after its last message is noticed here, before the next test is assigned to
             # it.
             self._ranks.loop.wait(0)
-            if not self._is_good or any(handle.gone for handle in self._ranks.handles):
+            if not is_good or any(handle.gone for handle in self._ranks.handles):
                 return
             self._delete_keys(attempt)
 
@@ -451,12 +452,13 @@ class WorldSupervisor:
         # Ranks of a broken world often wait for a lost peer and cannot leave, so they get less time.
         notes = self._dismiss(BROKEN_LEAVE_S if broken else RANKS_LEAVE_S)
         # After the ranks have left: a crash in an exit handler or a destructor occurs only then.
-        self._judge_late_deaths()
+        self._ranks.receive_last()
+        after = self._judge_late_ends()
         # Named before they are killed: a process that has ended has no command line any more.
         leftovers = name_strays(self._strays(), self._began)
         # The world adopts every orphan below it, so all remaining descendants belong to its tests.
         survivors = kill_descendants(spare=())
-        leftovers += self._clean()
+        leftovers += (*after, *self._clean())
         # The stacks contain names of files and functions, unmasked.
         if outgoing.active:
             for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
@@ -481,13 +483,27 @@ class WorldSupervisor:
         self._stuck = dismissal.stuck
         return (dismissal.note,) if dismissal.note and not self._reason else ()
 
-    def _judge_late_deaths(self) -> None:
-        """Fail a passed test if one of its ranks died afterwards by a signal or with an exit code."""
+    def _judge_late_ends(self) -> tuple[tuple[str, str], ...]:
+        """Fail the last test if one of its ranks died afterwards, or a fixture that outlived the test failed.
+
+        Return notes instead if the test has failed already.
+        """
         attempt = self._ranks.attempt
-        if attempt is None or not self._is_good or attempt.cancelled or self._abandoned:
-            return
-        late = late_deaths(self._ranks, attempt, self._stuck)
-        for handle in late:
+        if attempt is None or attempt.cancelled or self._abandoned:
+            return ()
+        torn = attempt.failed_tear_downs()
+        if self._has_failed:
+            return tuple((attempt.test.nodeid, _describe_tear_down(progress)) for progress in torn)
+        dead = late_deaths(self._ranks, attempt, self._stuck)
+        for handle in dead:
             self._ranks.record_exit(handle, attempt)
-        if late:
+        for progress in torn:
+            progress.reports.extend(filter(None, [progress.failed_tear_down]))
+        if dead or torn:
             self._report(attempt, self._judge(self._judged(attempt)))
+        return ()
+
+
+def _describe_tear_down(progress: RankProgress) -> str:
+    message = progress.failed_tear_down.message if progress.failed_tear_down else ""
+    return f"rank {progress.rank}: a fixture that outlived this test failed in its tear-down: {message}"

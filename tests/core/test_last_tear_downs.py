@@ -1,0 +1,110 @@
+"""Fixtures that outlive the last test of a world that ends early: their failures count."""
+
+import pytest
+
+from disttest.model import Outcome
+
+SUITE = """
+    import os
+    import signal
+    import threading
+    import time
+
+    import pytest
+
+    world_size = pytest.mark.world_size(2)
+    seen = []
+
+    @pytest.fixture(scope="module")
+    def audit():
+        yield
+        assert not seen, f"the audit found {seen}"
+
+    @pytest.fixture(scope="module")
+    def crash():
+        yield
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    @pytest.fixture(scope="module")
+    def leaves():
+        yield
+        if os.environ["RANK"] == "1":
+            os._exit(3)
+
+    {tests}
+"""
+LEAVES_A_THREAD = "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()"
+ENDS = {
+    "a leak": ("audit", "", LEAVES_A_THREAD),
+    "an expected failure": ("audit", "@pytest.mark.xfail", "assert not seen"),
+    "a crash after an expected failure": ("crash", "@pytest.mark.xfail", "assert not seen"),
+    "an exit after an expected failure": ("leaves", "@pytest.mark.xfail", "assert not seen"),
+    "a crash after a leak": ("crash", "", LEAVES_A_THREAD),
+}
+
+
+def suite(fixture: str, mark: str, body: str) -> str:
+    tests = f"""
+    {mark}
+    @world_size
+    def test_first(world, {fixture}):
+        seen.append("test_first")
+        {body}
+
+    @world_size
+    def test_second(world):
+        pass
+"""
+    return SUITE.replace("{tests}", tests.strip())
+
+
+PEERS = """
+    import time
+
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.fixture(scope="module")
+    def waits():
+        yield
+        dist.barrier()
+
+    @pytest.mark.xfail
+    @pytest.mark.world_size(2)
+    def test_first(world, waits):
+        if world.rank == 1:
+            assert not "here"
+        time.sleep(3600)
+
+    @pytest.mark.world_size(2)
+    def test_second(world):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(module_lab):
+    files = {f"test_{how.replace(' ', '_')}": suite(*parts) for how, parts in ENDS.items()}
+    files |= {"test_failed": suite("audit", "", "assert not 'here'"), "test_peers": PEERS}
+    return module_lab.write(**files).run(".")
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_fixture_that_fails_as_the_world_ends_is_an_error_of_the_last_test(ended, how):
+    file = f"test_{how.replace(' ', '_')}.py"
+
+    result = ended.result(f"{file}::test_first[2xgloo]")
+    assert result.outcome.is_bad, ended.output
+    words = "the audit found" if ENDS[how][0] == "audit" else "after it had finished the test"
+    assert words in result.message
+    assert Outcome.PASSED is ended.result(f"{file}::test_second[2xgloo]").outcome
+
+
+def test_it_is_a_note_of_a_test_that_has_failed_already(ended):
+    assert "here" in ended.result("test_failed.py::test_first[2xgloo]").message
+    assert [each for each in ended.run.notes if "test_failed.py" in each and "the audit found" in each]
+
+
+def test_a_fixture_that_misses_its_peer_after_an_expected_failure_says_nothing(ended):
+    assert Outcome.XFAILED is ended.result("test_peers.py::test_first[2xgloo]").outcome
