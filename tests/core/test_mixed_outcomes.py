@@ -13,6 +13,8 @@ from lab import Ended
 from disttest.model import Outcome
 
 SUITE = """
+    import time
+
     import pytest
     import torch.distributed as dist
 
@@ -96,6 +98,44 @@ SUITE = """
         dist.barrier()
 
     @two
+    @pytest.mark.ranks_may_differ
+    def test_red_fails_long_after_its_peer_has_given_up(world):
+        if world.rank == 0:
+            pytest.xfail("known")
+        time.sleep(2)
+        assert 0
+
+    @two
+    @pytest.mark.ranks_may_differ
+    def test_xfailed_by_one_while_the_other_goes_on(world):
+        if world.rank == 0:
+            pytest.xfail("known")
+        time.sleep(2)
+
+    class Shard:
+        def __eq__(self, other):
+            return False
+
+        def __repr__(self):
+            time.sleep(3600)
+
+    @two
+    @pytest.mark.timeout(3)
+    @pytest.mark.xfail(raises=ValueError, reason="only ValueError is known")
+    def test_red_assertion_that_no_mark_covers_and_that_cannot_be_shown(world):
+        if world.rank == 1:
+            assert Shard() == 5
+        time.sleep(3600)
+
+    @two
+    @pytest.mark.timeout(3)
+    @pytest.mark.xfail(raises=AssertionError, reason="known")
+    def test_xfailed_assertion_that_cannot_be_shown(world):
+        if world.rank == 1:
+            assert Shard() == 5
+        time.sleep(3600)
+
+    @two
     def test_uncalled_by_all(world):
         pass
 
@@ -174,7 +214,7 @@ def test_every_verdict_is_that_of_the_table(ended):
     wanted = said_by_name(ended)
 
     assert wanted == {test.test.name: test.final.outcome.value for test in ended.run.tests}
-    assert (22 if HAS_SUBTESTS else 20) == len(wanted)
+    assert (26 if HAS_SUBTESTS else 24) == len(wanted)
 
 
 def test_a_disagreement_names_the_ranks_and_what_each_came_to(ended):

@@ -140,6 +140,12 @@ RULES = (
         "this is all that a run has, it ends with code 5.",
     ),
     _marked(
+        Ruling.UNFINISHED,
+        RankState.ENDED,
+        Outcome.ERROR,
+        "The ranks may differ, and one without the mark was ended before it had finished: it might have failed.",
+    ),
+    _marked(
         Ruling.EXPECTED,
         RankState.XFAILED,
         Outcome.XFAILED,

@@ -74,7 +74,7 @@ def expected(states, *, cancelled, marked):
         return "xfailed"
     if cancelled:
         return "bad"
-    if marked and count[RankState.XFAILED]:
+    if marked and count[RankState.XFAILED] and not count[RankState.ENDED]:
         return "xfailed"
     if count[RankState.ENDED] or count[RankState.ENDED_XFAIL]:
         return "bad"

@@ -11,9 +11,11 @@ from pathlib import Path
 from disttest.boards import Board, BoardWriter
 
 PHASES = ("setup", "call", "teardown")
+# Added to a phase: it has begun; the test is expected to fail in it, also by a failed assertion.
 _BEGUN = 0x40
-# Added to a phase: it has begun; the test is expected to fail in it.
 _XFAIL = 0x80
+_XFAIL_ASSERTION = 0x20
+_FLAGS = _BEGUN | _XFAIL | _XFAIL_ASSERTION
 
 
 class PhaseBoard(Board):
@@ -35,11 +37,15 @@ class PhaseBoard(Board):
     def read(self, place: int) -> str:
         """Return the phase of a rank; any byte that a broken rank writes is read as some phase."""
         # Bytes are written and read atomically, so no lock is needed.
-        return PHASES[min(self._memory[place] & ~(_BEGUN | _XFAIL), len(PHASES) - 1)]
+        return PHASES[min(self._memory[place] & ~_FLAGS, len(PHASES) - 1)]
 
     def expects_failure(self, place: int) -> bool:
         """Whether the test was an expected failure when the current phase began; True before the first one."""
         return not self._memory[place] & _BEGUN or bool(self._memory[place] & _XFAIL)
+
+    def expects_assertion(self, place: int) -> bool:
+        """Whether a failed assertion was expected when the current phase began: ``raises=`` may name other exceptions."""
+        return not self._memory[place] & _BEGUN or bool(self._memory[place] & _XFAIL_ASSERTION)
 
     def is_held(self, place: int) -> bool:
         """Whether the rank is being debugged, so that time limits are suspended for all."""
@@ -62,9 +68,10 @@ class PhaseCell(BoardWriter):
         super().__init__(board)
         self._place = place
 
-    def write(self, phase: str, *, xfail: bool = False) -> None:
-        """Write the phase of this rank, and whether the test is expected to fail in it."""
-        self._memory[self._place] = PHASES.index(phase) | _BEGUN | (_XFAIL if xfail else 0)
+    def write(self, phase: str, *, xfail: bool = False, by_assertion: bool = False) -> None:
+        """Write the phase of this rank, and whether the test is expected to fail in it, and by a failed assertion."""
+        expected = (_XFAIL if xfail else 0) | (_XFAIL_ASSERTION if by_assertion else 0)
+        self._memory[self._place] = PHASES.index(phase) | _BEGUN | expected
 
     def hold(self, on: bool) -> None:
         """Write whether this rank is being debugged."""

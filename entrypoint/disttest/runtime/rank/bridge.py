@@ -53,7 +53,7 @@ class Bridge:
     """The pytest plugin of a child process: records phases and sends reports to the world."""
 
     def __init__(
-        self, channel: Channel, config: pytest.Config, *, on_phase: Callable[[str, bool], None]
+        self, channel: Channel, config: pytest.Config, *, on_phase: Callable[[str, bool, bool], None]
     ) -> None:
         self._channel = channel
         self._config = config
@@ -120,7 +120,9 @@ class Bridge:
 
     def _begin(self, phase: str, item: pytest.Item) -> None:
         self._phase = phase
-        self._on_phase(phase, item.stash.get(xfailed_key, None) is not None)
+        marked = item.stash.get(xfailed_key, None) is not None and not item.config.option.runxfail
+        # The world makes up the report of an assertion whose values cannot be shown in time.
+        self._on_phase(phase, marked, expected_failure(item, AssertionError()) is not None)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(

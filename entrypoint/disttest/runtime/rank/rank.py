@@ -153,9 +153,9 @@ class _Session:
         self.shared_before = 0
         """Number of fixtures with a wider scope before the set-up of the running test."""
 
-    def note_phase(self, phase: str, xfail: bool) -> None:
+    def note_phase(self, phase: str, xfail: bool, by_assertion: bool) -> None:
         """Record that a phase of the running test begins."""
-        self.phase.write(phase, xfail=xfail)
+        self.phase.write(phase, xfail=xfail, by_assertion=by_assertion)
         self.marks.mark(_BEFORE[phase])
         if phase != "call":
             return
@@ -328,7 +328,11 @@ def serve_orders(
         silences: whether to remove the reporting hooks of a plugin.
     """
     phase = PhaseCell(spec.phases, spec.place)
-    bridge = Bridge(channel, session.config, on_phase=lambda name, xfail: phase.write(name, xfail=xfail))
+
+    def note_phase(name: str, xfail: bool, by_assertion: bool) -> None:
+        phase.write(name, xfail=xfail, by_assertion=by_assertion)
+
+    bridge = Bridge(channel, session.config, on_phase=note_phase)
     bridge.take_over(silences=silences)
     own_tmp_path(session.config, spec.scratch)
     channel.send(RankReady())

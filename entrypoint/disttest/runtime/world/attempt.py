@@ -332,11 +332,19 @@ class Attempt:
         """List the ranks that have not finished yet."""
         return [progress for progress in self.ranks if not progress.is_over]
 
-    def take_report(self, rank: int, report: PhaseEnded) -> None:
-        """Record a report. A failed phase, unlike a failed subtest, starts the grace period of the other ranks."""
+    def take_report(self, rank: int, report: PhaseEnded, *, marked: bool = True) -> None:
+        """Record a report. A failed phase, unlike a failed subtest, starts the grace period of the other ranks.
+
+        Args:
+            rank: the rank that sent it.
+            report: the report.
+            marked: whether the test has an xfail mark in this rank.
+        """
         self.of(rank).take_report(report)
         self.reported_s = monotonic()
-        if not report.partial and not report.unrendered and report.outcome.is_final:
+        # A rank that calls `pytest.xfail` where ranks may differ ends only itself: the others may fail.
+        leaves = report.outcome is Outcome.XFAILED and not marked and self.test.ranks_may_differ
+        if not report.partial and not report.unrendered and report.outcome.is_final and not leaves:
             self._note_end(report, report.ended_at_s)
 
     def _note_end(self, report: PhaseEnded | None, at_s: float) -> None:
@@ -490,8 +498,9 @@ class MainAttempt(Attempt):
         """Seconds that it may continue after a cancellation, to end its own ranks."""
         return MAIN_CANCEL_S if self.test.kind is WorldKind.MAIN else 0.0
 
-    def take_report(self, rank: int, report: PhaseEnded) -> None:
+    def take_report(self, rank: int, report: PhaseEnded, *, marked: bool = True) -> None:
         """Record a report."""
+        del marked
         self.of(rank).take_report(report)
 
 

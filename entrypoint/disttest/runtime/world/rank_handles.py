@@ -65,6 +65,7 @@ class RankProcessHandle:
     phase: Callable[[], str] = lambda: "call"
     """Returns the phase of the test; ranks of adapted classes have only one."""
     xfail: Callable[[], bool] = lambda: False
+    xfail_by_assertion: Callable[[], bool] = lambda: False
     """Returns whether the test is marked as an expected failure in its current phase."""
     held: Callable[[], bool] = lambda: False
     """Returns whether the rank is being debugged."""
@@ -251,7 +252,7 @@ class Supervisor:
                 handle = self.handle(progress.rank)
                 # The question may have ended a wait: the rank may be in its tear-down by now.
                 phase = progress.phase if progress.killed else handle.phase()
-                attempt.take_in_flight(progress.rank, told, phase=phase, xfail=handle.xfail())
+                attempt.take_in_flight(progress.rank, told, phase=phase, xfail=handle.xfail_by_assertion())
 
     def note_end(self, progress: RankProgress) -> None:
         """Record the phase of a rank that disttest is about to end, before the rank continues into its clean-up."""
@@ -373,7 +374,8 @@ class Supervisor:
         progress = self.attempt.of(handle.rank)
         match message:
             case PhaseEnded():
-                self.attempt.take_report(handle.rank, _within(message, self.attempt.started_s))
+                report = _within(message, self.attempt.started_s)
+                self.attempt.take_report(handle.rank, report, marked=handle.xfail())
             case RanksJoined():
                 progress.joined.append(message)
                 if message.superseded:

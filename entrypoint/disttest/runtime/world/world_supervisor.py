@@ -199,6 +199,7 @@ class WorldSupervisor:
             log=spec.log,
             phase=lambda: self._phases.read(spec.place),
             xfail=lambda: self._phases.expects_failure(spec.place),
+            xfail_by_assertion=lambda: self._phases.expects_assertion(spec.place),
             held=lambda: self._phases.is_held(spec.place),
         )
 
@@ -222,7 +223,7 @@ class WorldSupervisor:
             judged = self._judged(attempt)
             result = self._judge(judged)
             # Ranks with different calls may have left messages that the next test would receive.
-            is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
+            is_good = self._is_healthy(attempt) and not result.outcome.is_final and not result.findings
             self._has_failed = result.outcome.is_bad
             # The world that replaces this one may use the same folder as soon as the controller knows.
             if not is_good:

@@ -30,6 +30,19 @@ def test_an_expected_failure_is_said_with_the_phase_and_nothing_is_known_before_
     assert ["call", "call", "setup"] == [board.read(place) for place in range(3)]
 
 
+@pytest.mark.parametrize("by_assertion", [True, False])
+def test_whether_an_assertion_is_expected_is_said_apart(by_assertion):
+    board = PhaseBoard(2)
+    PhaseCell(board.path, 0).write("teardown", xfail=True, by_assertion=by_assertion)
+
+    assert ("teardown", True, by_assertion) == (
+        board.read(0),
+        board.expects_failure(0),
+        board.expects_assertion(0),
+    )
+    assert board.expects_assertion(1)
+
+
 def test_a_rank_that_is_debugged_says_so_and_keeps_its_phase():
     board = PhaseBoard(2)
     cell = PhaseCell(board.path, 1)
