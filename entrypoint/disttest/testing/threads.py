@@ -96,11 +96,16 @@ def _drain(failures: queue.Queue[Failure]) -> list[Failure]:
 def evaluate(failures: Sequence[Failure]) -> None:
     """Raise the outcome of the threads. An error takes precedence over a skip.
 
+    Args:
+        failures: the threads that did not return, in order of time.
+
     Raises:
         RuntimeError: one or more threads failed; the text has each one's traceback.
         unittest.SkipTest: one or more skipped.
     """
     errors, skip = [], None
+    if failures and _is_text_exit(first := failures[0][1][1]):
+        errors.append(f"Thread {failures[0][0]} exited: {first.code}\n")
     for rank, exc_info in sorted(failures, key=lambda failure: failure[0]):
         error = exc_info[1]
         if isinstance(error, unittest.SkipTest):
@@ -118,9 +123,13 @@ def evaluate(failures: Sequence[Failure]) -> None:
         raise unittest.SkipTest(skip)
 
 
+def _is_text_exit(error: BaseException) -> bool:
+    """Return whether a thread exited with a text. Unless it is the first, torch has woken it: another one had failed."""
+    return isinstance(error, SystemExit) and isinstance(error.code, str)
+
+
 def _is_bad_exit(request: SystemExit) -> bool:
     """Return whether an exit code is an error and no skip."""
-    # A text instead of a code is torch's own, from a thread that was woken because another one had failed.
     return isinstance(request.code, int) and request.code != 0 and request.code not in SKIP_MESSAGES
 
 

@@ -17,6 +17,7 @@ import msgspec
 from disttest.clock import monotonic, sleep
 from disttest.model import Outcome, RankEnd, RankRecord
 from disttest.outgoing import shorten
+from disttest.results.exit_codes import SKIP_MESSAGES
 from disttest.results.hang_findings import HARNESS
 from disttest.results.headline import headline, raised_line
 from disttest.results.verdict import is_consequence
@@ -62,8 +63,8 @@ def thread_records(
 
     Args:
         size: number of threads.
-        raised: rank and exception of those that failed, in order of time. A thread that waits for a failed one is
-            woken by a SystemExit.
+        raised: rank and exception of those that did not return, in order of time. After the first of them, torch wakes
+            the threads that wait for it by a SystemExit with a text.
         log: log of the process that they share.
     """
     by_rank: dict[int, tuple[int, BaseException]] = {}
@@ -79,7 +80,11 @@ def _thread_record(rank: int, raised: tuple[int, BaseException] | None, log: str
     order, error = raised
     if isinstance(error, unittest.SkipTest):
         return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=str(error))
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and error.code in SKIP_MESSAGES:
+        return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=SKIP_MESSAGES[error.code])
+    if isinstance(error, SystemExit) and not error.code:
+        return passed
+    if isinstance(error, SystemExit) and isinstance(error.code, str) and order:
         message = "was woken from its wait, because another thread had failed"
         return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", message=message, woken=True, log=log)
     message, details = describe(error)

@@ -235,10 +235,24 @@ class ForkHost:
     # --- ranks that are threads of this process
 
     def report_threads(self, size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
-        """Report the threads of a test as its ranks if one has failed. The main process reports a skip or a pass."""
+        """Report the threads of a test as its ranks, unless they agree to pass or skip, as the main process reports."""
         records = thread_records(size, raised, log=f"{self._running().folder}/main.log")
-        if any(record.outcome is Outcome.FAILED for record in records):
-            self._channel.send(RanksJoined(records=records, threads=True))
+        outcomes = {record.outcome for record in records}
+        if Outcome.FAILED in outcomes or {Outcome.PASSED, Outcome.SKIPPED} <= outcomes:
+            # torch raises exceptions of threads in the main process, which may expect them. It ignores other ends.
+            ignored = not any(
+                isinstance(error, Exception) and not isinstance(error, unittest.SkipTest)
+                for _, error in raised
+            )
+            by_torch = Outcome.SKIPPED if Outcome.SKIPPED in outcomes else Outcome.PASSED
+            self._channel.send(
+                RanksJoined(
+                    records=records,
+                    threads=True,
+                    ignored=ignored,
+                    torch_outcome=by_torch if ignored else None,
+                )
+            )
 
     # --- ranks for many tests
 

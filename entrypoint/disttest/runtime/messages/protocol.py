@@ -156,6 +156,8 @@ class RanksJoined(Message):
     """Outcome by torch's own rules; None if it cannot be known."""
     threads: bool = False
     """Whether they are threads; the main process has caught their exceptions if it passes."""
+    ignored: bool = False
+    """Whether the main process has seen nothing of how these threads ended."""
     cause: HangCause | None = None
     """Reason why they could not make progress, if the watch of a plugin found one."""
     plugin_error: str = ""

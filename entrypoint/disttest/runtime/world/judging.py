@@ -26,7 +26,7 @@ from disttest.model import (
 )
 from disttest.plugin_manager import plugin_manager
 from disttest.results.exit_codes import NO_RANKS
-from disttest.results.rulings import disagreement
+from disttest.results.rulings import RankState, disagreement, state_of
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
 from disttest.runtime.world.attempt import Attempt, RankProgress
@@ -34,6 +34,9 @@ from disttest.runtime.world.judged_attempt import JudgedAttempt
 
 LENIENT_NOTE = "torch's own rules would have passed this test"
 NEW_RANKS = "got new ranks, because the main process had changed since the last ones started"
+
+
+_NEVER_EXPECTED = frozenset({RankState.DIED, RankState.HUNG})
 
 
 def judge_adapted(
@@ -52,8 +55,8 @@ def judge_adapted(
 ) -> TestResult:
     """Judge one attempt from the reports of the main process and the records of its ranks.
 
-    A failed rank fails the test even if the main process passes, unless the main process was expected to fail. If the
-    ranks passed, or there are none, the main process decides.
+    A failed rank fails the test even if the main process passes, unless the main process was expected to fail; a crash or a
+    hang of a rank is never expected. If the ranks passed, or there are none, the main process decides.
     """
 
     def ruled(records: Sequence[RankRecord]) -> TestResult:
@@ -71,7 +74,10 @@ def judge_adapted(
     # A test that fails before it joins its ranks explains why they were left running.
     waited_for = not any(rank.not_awaited for rank in ranks)
     by_ranks = ruled(ranks) if ranks and (waited_for or not _main_is_bad(main)) else None
-    main_decides = main.outcome in (Outcome.XFAILED, Outcome.XPASSED) or rule is VerdictRule.TORCH
+    expected = main.outcome in (Outcome.XFAILED, Outcome.XPASSED) and _NEVER_EXPECTED.isdisjoint(
+        map(state_of, ranks)
+    )
+    main_decides = expected or rule is VerdictRule.TORCH
     if by_ranks is not None and by_ranks.outcome.is_bad and not main_decides:
         return _with_torch(by_ranks, torch_outcome)
     if (
@@ -250,14 +256,15 @@ def _describe_superseded(joined: RanksJoined) -> str:
 def _deciding_set(joined: Sequence[RanksJoined], main: RankRecord, *, may_differ: bool) -> RanksJoined | None:
     """Choose the set of ranks that decides, if a test started several: the first that failed, otherwise the last.
 
-    Ranks that are threads count only if the main process failed too: it may have caught what they raised.
+    Ranks that are threads count only if the main process failed too, or has seen nothing of their ends: it may have caught
+    what they raised.
     """
 
     def ended_badly(each: RanksJoined) -> bool:
         return any(map(_is_bad, each.records)) or bool(disagreement(each.records, may_differ=may_differ))
 
-    counting = [each for each in joined if _is_bad(main) or not each.threads]
-    bad = (each for each in counting if not each.threads and ended_badly(each))
+    counting = [each for each in joined if _is_bad(main) or not each.threads or each.ignored]
+    bad = (each for each in counting if (not each.threads or each.ignored) and ended_badly(each))
     return next(bad, counting[-1] if counting else None)
 
 

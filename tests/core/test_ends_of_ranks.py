@@ -1,0 +1,132 @@
+"""How ranks end that classes start: exits of threads, skips of some, and ends that no mark covers."""
+
+import pytest
+
+from disttest.model import Outcome
+
+SUITE = """
+    import os
+    import signal
+    import sys
+    import time
+    import unittest
+
+    import pytest
+    import torch.distributed as dist
+    from torch.testing._internal import common_distributed as of_torch
+
+    from disttest import testing
+
+
+    class Threads:
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_threads()
+
+        def test_red_exits_with_a_text(self):
+            if self.rank == 1:
+                sys.exit("fatal")
+            dist.barrier()
+
+        def test_red_exits_with_a_code(self):
+            if self.rank == 1:
+                sys.exit(3)
+
+        def test_red_is_interrupted(self):
+            if self.rank == 1:
+                raise KeyboardInterrupt
+
+        def test_red_skipped_by_one(self):
+            if self.rank == 1:
+                raise unittest.SkipTest("not me")
+
+        def test_skipped_by_all(self):
+            raise unittest.SkipTest("nobody")
+
+        def test_passed_with_code_0(self):
+            sys.exit(0)
+
+        def test_red_fails_and_wakes_its_peer(self):
+            if self.rank == 1:
+                assert not "here"
+            dist.barrier()
+
+
+    class TestThreads(Threads, testing.MultiThreadedTestCase):
+        pass
+
+
+    class TestThreadsOfTorch(Threads, of_torch.MultiThreadedTestCase):
+        pass
+
+
+    class Processes:
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        @unittest.expectedFailure
+        def test_red_crash_is_not_expected(self):
+            if self.rank == 1:
+                os.kill(os.getpid(), signal.SIGSEGV)
+
+        @pytest.mark.timeout(3)
+        @pytest.mark.xfail
+        def test_red_hang_is_not_expected(self):
+            if self.rank == 1:
+                time.sleep(3600)
+
+        @unittest.expectedFailure
+        def test_xfailed_assertion(self):
+            assert self.rank == 0
+
+
+    class TestProcesses(Processes, testing.MultiProcessTestCase):
+        pass
+
+
+    class TestProcessesOfTorch(Processes, of_torch.MultiProcessTestCase):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(module_lab):
+    return module_lab.write(test_ends=SUITE).run("test_ends.py")
+
+
+def test_every_end_is_what_its_name_says(ended):
+    found = {test.test.nodeid: test.final.outcome for test in ended.run.tests}
+
+    wrong = {
+        nodeid: outcome
+        for nodeid, outcome in found.items()
+        if (outcome.is_bad != ("_red_" in nodeid))
+        or (not outcome.is_bad and f"_{outcome.value}_" not in nodeid)
+    }
+    assert {} == wrong
+    assert 20 == len(found)
+
+
+@pytest.mark.parametrize("case", ["TestThreads", "TestThreadsOfTorch"])
+def test_the_thread_and_its_end_are_named(ended, case):
+    text, code, interrupt, skip = (
+        ended.result(f"{case}::test_red_{name}")
+        for name in ("exits_with_a_text", "exits_with_a_code", "is_interrupted", "skipped_by_one")
+    )
+
+    assert (1, "fatal" in text.message) == (text.culprit, True)
+    assert (1, "3" in code.message) == (code.culprit, True)
+    assert (1, "KeyboardInterrupt" in interrupt.message) == (interrupt.culprit, True)
+    assert "rank 1 skipped" in skip.message
+
+
+def test_torchs_rule_is_recorded(ended):
+    result = ended.result("TestThreadsOfTorch::test_red_exits_with_a_code")
+
+    assert Outcome.PASSED is result.torch_outcome
+    assert "torch's own rules would have passed this test" in result.notes
