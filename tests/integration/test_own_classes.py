@@ -53,7 +53,7 @@ FAILS = {
     "Continuous::test_1_fails": "AssertionError: rank 1 is wrong",
     "Threads::test_fails": "rank 2 of 3 failed: AssertionError: thread 2 is wrong",
     "Threads::test_hangs": "Thread 1 terminated or timed out after 3 seconds",
-    "Threads::test_exit_4": "Thread 1 exited with code 4",
+    "Threads::test_exit_4": "rank 1 of 3 failed: SystemExit: 4",
     "ThreadsNotStarted::test_it": "no thread was started, so nothing was tested",
     "Spawned::test_fails": "Thread 0 exited with exception: AssertionError: in a thread",
 }

@@ -216,8 +216,10 @@ def not_run(nodeid: str, reason: str, *, at_s: float) -> TestResult:
 
 def _passed_strictly(ranks: Sequence[RankRecord]) -> str:
     strict = [r for r in ranks if state_of(r) is RankState.STRICT]
-    who = f"all {len(ranks)} ranks" if len(strict) == len(ranks) else _names_of(strict, len(ranks))
-    message = f"passed on {who}, although it is marked as a strict xfail"
+    who = (
+        f" on all {len(ranks)} ranks" if len(strict) == len(ranks) else f" on {_names_of(strict, len(ranks))}"
+    )
+    message = f"passed{who if len(ranks) > 1 else ''}, although it is marked as a strict xfail"
     reason = strict[0].message.removeprefix(STRICT_XPASS).strip()
     return f"{message}: {reason}" if reason else message
 

@@ -17,9 +17,11 @@ from disttest.host.compute_threads import allow_threads
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.outgoing import shorten
 from disttest.plugin_manager import plugin_manager
+from disttest.results.further_failures import FurtherFailure, with_further_failures
 from disttest.results.verdict import NOT_RUN
 from disttest.runtime.controller.pytest_reports import RERUN
 from disttest.runtime.controller.run_recorder import RunRecorder
+from disttest.runtime.messages.portable import text_of
 from disttest.runtime.messages.protocol import RunStop, clean_text
 from disttest.runtime.messages.raised import describe_raised, failed_outcome, first_exit, stop_of
 from disttest.runtime.rank.bridge import longrepr_text, message_of, outcome_of
@@ -171,7 +173,7 @@ class OrdinaryTests:
             return self._not_run(nodeid)
         outcome = next(outcome for outcome in _WORST_FIRST if outcome in by_outcome)
         report = by_outcome[outcome]
-        return TestResult(
+        result = TestResult(
             nodeid=nodeid,
             outcome=outcome,
             attempt=max(1, self._attempts[nodeid]),
@@ -182,6 +184,13 @@ class OrdinaryTests:
             message="" if outcome is Outcome.PASSED else shorten(clean_text(message_of(report))),
             details=shorten(clean_text(longrepr_text(report))) if outcome.is_bad else "",
         )
+        others = (other for counted, other in parts if other is not report and counted and counted.is_bad)
+        return with_further_failures(result, map(_further_failure, others))
+
+
+def _further_failure(report: pytest.TestReport) -> FurtherFailure:
+    message, details = clean_text(message_of(report)), clean_text(longrepr_text(report))
+    return FurtherFailure(None, text_of(report.when), shorten(message), shorten(details))
 
 
 def _counted_outcome(report: pytest.TestReport) -> Outcome | None:

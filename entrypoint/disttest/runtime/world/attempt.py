@@ -180,6 +180,13 @@ class RankProgress:
         return None
 
     @property
+    def further_failures(self) -> list[PhaseEnded]:
+        """The failed phases and subtests besides the one that decides."""
+        return [
+            report for report in self.reports if report.outcome.is_bad and report is not self.verdict_report
+        ]
+
+    @property
     def may_run_another(self) -> bool:
         """Whether its process can run the next test: nothing had to be left unrestored."""
         return self.done is not None and not self.done.retire and not self.done.broken

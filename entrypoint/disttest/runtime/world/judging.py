@@ -26,6 +26,7 @@ from disttest.model import (
 )
 from disttest.plugin_manager import plugin_manager
 from disttest.results.exit_codes import NO_RANKS
+from disttest.results.further_failures import FurtherFailure, with_further_failures
 from disttest.results.rulings import RankState, disagreement, state_of
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
@@ -216,7 +217,8 @@ def judge_attempt(
     if attempt.failed_s is None:
         records = [*map(_with_broken_groups, records, attempt.ranks)]
     if attempt.test.kind is WorldKind.RANKS:
-        return judge(attempt.test, records, cause=attempt.cause, **circumstances)
+        result = judge(attempt.test, records, cause=attempt.cause, **circumstances)
+        return with_further_failures(result, _further_failures(attempt.ranks))
     # A main process is not a rank: its warnings are stored apart, and its record has no rank number.
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK, recorded=Recorded())
     superseded = [each for each in attempt.ranks[0].joined if each.superseded]
@@ -237,7 +239,22 @@ def judge_attempt(
     if told or outdated:
         notes = (*result.notes, *told, *outdated)
         result = msgspec.structs.replace(result, superseded=told, notes=notes)
-    return result
+    return with_further_failures(result, _of_main(attempt.ranks[0], by_ranks=result.culprit is not None))
+
+
+def _further_failures(ranks: Sequence[RankProgress]) -> Iterator[FurtherFailure]:
+    for progress in ranks:
+        for report in progress.further_failures:
+            yield FurtherFailure(progress.rank, report.phase, report.message, report.details)
+
+
+def _of_main(main: RankProgress, *, by_ranks: bool) -> Iterator[FurtherFailure]:
+    """Yield further failures of a main process; if its ranks decided, its call only repeats theirs."""
+    own = main.verdict_report
+    if by_ranks and own is not None and own.outcome.is_bad and own.phase != "call":
+        yield FurtherFailure(None, own.phase, own.message, own.details)
+    for failure in _further_failures([main]):
+        yield failure._replace(rank=None)
 
 
 def _with_broken_groups(record: RankRecord, progress: RankProgress) -> RankRecord:
