@@ -313,12 +313,29 @@ def test_a_canary_that_fails_is_a_miss(project):
     assert reasons(project, "HEAD", exit_code=1) == {"test_alone": "failed last time"}
 
 
+def test_a_test_that_did_not_run_to_its_end_runs_again(project):
+    (project.folder / "test_alone.py").write_text(
+        "import os\nimport pytest\n\n"
+        "def test_alone():\n"
+        "    if os.environ.get('ENDS'):\n        pytest.exit('the end')\n"
+        "    if not os.environ.get('WIDE'):\n        pytest.skip('needs a wide machine')\n"
+    )
+    commit(project.folder)
+    words = ("run", "test_alone.py", "--changed", "HEAD", "--canaries", "0")
+    project.run(*words, ENDS="1")
+    outputs = [project.run(*words, **given).output for given in ({}, {"WIDE": "1"}, {})]
+
+    assert "1 test selected (1 failed last time), 0 left out" in outputs[0]
+    assert "1 test selected (1 skipped last time), 0 left out" in outputs[1]
+    assert "0 tests selected (none), 1 left out" in outputs[2]
+
+
 def test_a_record_that_cannot_be_used_leaves_nothing_out(project):
     path = project.folder / "disttest-changed.json"
     whole = path.read_bytes()
     for content, why in (
         (whole[:-9], "is damaged"),
-        (b'{"version":9}', "is of version 9, and this disttest reads 1"),
+        (b'{"version":9}', "is of version 9, and this disttest reads 2"),
     ):
         path.write_bytes(content)
         ended = project.run("run", "test_alone.py", "--changed")

@@ -11,9 +11,10 @@ import pytest
 from disttest.errors import UsageError
 from disttest.extras.changed import record as records
 from disttest.extras.changed.changes import Changes
-from disttest.extras.changed.choice import choose, difference
-from disttest.extras.changed.record import Miss, Ran, Record, read_record, update_record, with_run
+from disttest.extras.changed.choice import choose, difference, failed_canaries
+from disttest.extras.changed.record import Miss, Ran, Record, outcome_of, read_record, update_record, with_run
 from disttest.extras.changed.sources import LOST, UNKNOWN, Sources
+from disttest.model import Outcome
 
 HERE = {"python": "3.11.2"}
 ONE, TWO = ("lib.py", "one"), ("lib.py", "two")
@@ -26,8 +27,8 @@ def sources(tmp_path) -> Sources:
     return Sources(tmp_path, ["lib.py"])
 
 
-def ran(sources: Sources, *units: tuple[str, str], passed: bool = True, gpus: int = 0) -> Ran:
-    return Ran(units={u: sources.digest(u) for u in units}, passed=passed, duration_s=2.0, gpus=gpus)
+def ran(sources: Sources, *units: tuple[str, str], outcome: Outcome = Outcome.PASSED, gpus: int = 0) -> Ran:
+    return Ran(units={u: sources.digest(u) for u in units}, outcome=outcome, duration_s=2.0, gpus=gpus)
 
 
 def chosen(tests: list[str], record: Record, sources: Sources, **given):
@@ -70,16 +71,42 @@ def test_a_change_since_the_revision_counts_although_it_is_recorded(sources):
 
 def test_tests_that_always_run(sources):
     tests = {
-        "failed": ran(sources, ONE, passed=False),
+        "failed": ran(sources, ONE, outcome=Outcome.FAILED),
+        "unfinished": ran(sources, ONE, outcome=Outcome.NOT_RUN),
+        "skipped": ran(sources, ONE, outcome=Outcome.SKIPPED),
         "quarantined": ran(sources, ONE),
-        "lost": Ran(units={LOST: UNKNOWN}, passed=True, duration_s=0.0, gpus=0),
+        "lost": Ran(units={LOST: UNKNOWN}, outcome=Outcome.PASSED, duration_s=0.0, gpus=0),
     }
     choice = chosen([*tests], with_run(Record(), tests, HERE, []), sources, quarantined={"quarantined"})
     assert {test: reason.why for test, reason in choice.selected.items()} == {
         "failed": "failed last time",
+        "unfinished": "failed last time",
+        "skipped": "skipped last time",
         "quarantined": "in quarantine",
         "lost": "affected",
     }
+
+
+PASSED, SKIPPED, FAILED = Outcome.PASSED, Outcome.SKIPPED, Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("reported", "wanted"),
+    [
+        ([("setup", PASSED), ("call", PASSED), ("teardown", PASSED)], PASSED),
+        ([("call", PASSED), ("teardown", PASSED)], PASSED),
+        ([("setup", PASSED)], Outcome.NOT_RUN),
+        ([("setup", PASSED), ("call", PASSED)], Outcome.NOT_RUN),
+        ([], Outcome.NOT_RUN),
+        ([("setup", SKIPPED), ("teardown", PASSED)], SKIPPED),
+        ([("setup", PASSED), ("call", SKIPPED), ("teardown", PASSED)], SKIPPED),
+        ([("call", SKIPPED), ("call", PASSED), ("teardown", PASSED)], SKIPPED),
+        ([("call", FAILED), ("call", PASSED), ("teardown", PASSED)], FAILED),
+        ([("call", SKIPPED), ("teardown", FAILED)], FAILED),
+    ],
+)
+def test_a_test_has_passed_only_if_all_of_it_ran(reported, wanted):
+    assert outcome_of(reported) is wanted
 
 
 def test_another_environment_selects_everything_recorded_in_the_earlier_one(sources):
@@ -114,6 +141,14 @@ def test_canaries_are_drawn_by_the_commit(sources):
     assert len(chosen(["t1", "t2"], record, sources, canaries=1.0).selected) == 2
 
 
+def test_only_canaries_that_failed_are_misses(sources):
+    tests = {test: ran(sources, ONE) for test in ("failed", "passed", "skipped", "unfinished", "not begun")}
+    choice = chosen([*tests], with_run(Record(), tests, HERE, []), sources, canaries=1.0)
+    outcomes = {"failed": FAILED, "passed": PASSED, "skipped": SKIPPED, "unfinished": Outcome.NOT_RUN}
+    ended = {test: ran(sources, ONE, outcome=outcome) for test, outcome in outcomes.items()}
+    assert failed_canaries(choice, ended) == [Miss(test="failed", base="b")]
+
+
 def test_a_run_replaces_its_tests_and_drops_parts_that_no_test_uses(sources):
     record = with_run(Record(), {"a": ran(sources, ONE), "b": ran(sources, TWO)}, HERE, [])
     record = with_run(record, {"b": ran(sources, ONE)}, {"python": "4"}, [Miss(test="b", base="x")] * 200)
@@ -126,15 +161,17 @@ def test_a_run_replaces_its_tests_and_drops_parts_that_no_test_uses(sources):
     ("content", "why"),
     [
         (b"", "damaged"),
-        (b'{"version":1,"tests":{"a"', "damaged"),
-        (b'{"version":1,"units":7}', "damaged"),
-        (b'{"version":1,"tests":{"a":{"units":[3],"passed":true,"environment":0}}}', "damaged"),
-        (b'{"version":1,"tests":{"a":{"units":[],"passed":true,"environment":1}}}', "damaged"),
-        (b'{"version":1,"tests":{"a":{"units":[],"passed":true,"environment":-1}}}', "damaged"),
+        (b'{"version":2,"tests":{"a"', "damaged"),
+        (b'{"version":2,"units":7}', "damaged"),
+        (b'{"version":2,"tests":{"a":{"units":[3],"outcome":"passed","environment":0}}}', "damaged"),
+        (b'{"version":2,"tests":{"a":{"units":[],"outcome":"passed","environment":1}}}', "damaged"),
+        (b'{"version":2,"tests":{"a":{"units":[],"outcome":"passed","environment":-1}}}', "damaged"),
         (b"\xff\xfe", "damaged"),
         (b"[" * 100_000, "damaged"),
-        (b'{"version":2,"units":"of another kind"}', "of version 2"),
-        (b'{"version":1,"project":"example.org/b"}', "of another repository"),
+        (b'{"version":3,"units":"of another kind"}', "of version 3"),
+        (b'{"version":1,"tests":{"a":{"units":[],"passed":true,"environment":0}}}', "of an earlier version"),
+        (b'{"units":[["lib.py","one",""]]}', "of an earlier version"),
+        (b'{"version":2,"project":"example.org/b"}', "of another repository"),
     ],
 )
 def test_a_record_that_cannot_be_used(tmp_path, content, why):
@@ -156,6 +193,7 @@ def test_a_record_is_replaced_as_a_whole_by_one_writer_at_a_time(tmp_path, sourc
     update_record(path, lambda record: with_run(record, {"a": ran(sources, ONE)}, HERE, []), "p")
     update_record(path, lambda record: with_run(record, {"b": ran(sources, ONE)}, HERE, []), "p")
     before = read_record(path, "p")
+    assert msgspec.json.decode(path.read_bytes())["version"] == 2
     assert (set(before[0].tests), before[1]) == ({"a", "b"}, "")
 
     monkeypatch.setattr(records, "LOCK_S", 0.0)
@@ -169,7 +207,7 @@ def test_a_record_is_replaced_as_a_whole_by_one_writer_at_a_time(tmp_path, sourc
 
 def test_a_newer_record_is_left_as_it_is(tmp_path):
     path = tmp_path / "record.json"
-    path.write_bytes(msgspec.json.encode({"version": 2}))
-    with pytest.raises(UsageError, match="of version 2, and this disttest reads 1; it is left as it is"):
+    path.write_bytes(msgspec.json.encode({"version": 3}))
+    with pytest.raises(UsageError, match="of version 3, and this disttest reads 2; it is left as it is"):
         update_record(path, lambda record: record, "")
-    assert msgspec.json.decode(path.read_bytes()) == {"version": 2}
+    assert msgspec.json.decode(path.read_bytes()) == {"version": 3}

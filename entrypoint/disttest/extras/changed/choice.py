@@ -6,9 +6,9 @@ import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from disttest.extras.changed.changes import Changes
-from disttest.extras.changed.record import Record, RecordedTest, renamed
+from disttest.extras.changed.record import Miss, Ran, Record, RecordedTest, renamed
 from disttest.extras.changed.sources import UNKNOWN, Sources, Unit
-from disttest.model import Count, Frozen
+from disttest.model import Count, Frozen, Outcome
 
 CANARY = "canary"
 ENVIRONMENT = "environment"
@@ -19,8 +19,8 @@ class Reason(Frozen):
     """Why a test runs, in the record of the run."""
 
     why: str
-    """``new``, ``failed last time``, ``in quarantine``, ``environment``, ``affected``, ``everything runs`` or
-    ``canary``."""
+    """``new``, ``failed last time``, ``skipped last time``, ``in quarantine``, ``environment``, ``affected``,
+    ``everything runs`` or ``canary``."""
     by: str = ""
     """A changed part that it uses."""
 
@@ -95,6 +95,12 @@ def everything(tests: Sequence[str], base: str, because: str) -> Choice:
     )
 
 
+def failed_canaries(choice: Choice, ran: Mapping[str, Ran]) -> list[Miss]:
+    """Return the canaries that failed; the run may have ended before it came to some."""
+    canaries = (test for test, reason in choice.selected.items() if reason.why == CANARY and test in ran)
+    return [Miss(test=test, base=choice.base) for test in canaries if ran[test].outcome.is_bad]
+
+
 def difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Describe what differs between two environments; empty if nothing does."""
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
@@ -124,8 +130,9 @@ def _reason(
         return Reason(why="new")
     if is_quarantined:
         return Reason(why="in quarantine")
-    if not test.passed:
-        return Reason(why="failed last time")
+    if test.outcome is not Outcome.PASSED:
+        # The condition of a skip may depend on the machine, and such a test costs next to nothing.
+        return Reason(why="skipped last time" if test.outcome is Outcome.SKIPPED else "failed last time")
     if by := difference(record.environments[test.environment], environment):
         return Reason(why=ENVIRONMENT, by=by)
     found = next((stale[place] for place in test.units if place in stale), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from disttest.clock import monotonic, sleep
 from disttest.errors import UsageError
 from disttest.extras.changed.limits import LOCK_S, MISSES, POLL_S
 from disttest.extras.changed.sources import Unit
-from disttest.model import UNREADABLE, Frozen
+from disttest.model import UNREADABLE, Frozen, Outcome
 from disttest.reports.write import write_whole
 
-VERSION = 1
+VERSION = 2
 
 
 class RecordedTest(Frozen):
@@ -25,13 +25,22 @@ class RecordedTest(Frozen):
 
     units: tuple[int, ...]
     """Parts that it used, as places in ``Record.units``."""
-    passed: bool
-    """Whether it passed, was skipped, or failed as expected."""
+    outcome: Outcome
+    """``passed`` (or failed as expected), ``failed``, ``skipped``, or ``not_run`` if the run ended before the test did."""
     environment: int
     """Place in ``Record.environments``."""
     duration_s: float = 0.0
     gpus: int = 0
     """GPUs that it occupied."""
+
+
+def outcome_of(reported: Collection[tuple[str, Outcome]]) -> Outcome:
+    """Return the outcome of a test from those of its phases. A phase has several if the test has subtests."""
+    for outcome in (Outcome.FAILED, Outcome.SKIPPED):
+        if any(each is outcome for _, each in reported):
+            return outcome
+    # pytest.exit, a signal or --deadline ends a run in the middle of a test, after the report of its set-up.
+    return Outcome.PASSED if {"call", "teardown"} <= {phase for phase, _ in reported} else Outcome.NOT_RUN
 
 
 class Miss(Frozen):
@@ -42,7 +51,7 @@ class Miss(Frozen):
     """The commit that the files were compared with."""
 
 
-class Record(Frozen):
+class Record(Frozen, omit_defaults=False):  # the version is always written
     """The content of the file."""
 
     version: int = VERSION
@@ -60,7 +69,7 @@ class Ran(Frozen):
 
     units: Mapping[Unit, str]
     """Part -> digest."""
-    passed: bool
+    outcome: Outcome
     duration_s: float
     gpus: int
 
@@ -98,6 +107,8 @@ def _usable(path: Path, project: str) -> Record:
         version = msgspec.json.decode(data, type=_Head).version
         if version > VERSION:
             raise _NewerError(f"the record {path} is of version {version}, and this disttest reads {VERSION}")
+        if version < VERSION:
+            raise _UnusableError(f"the record {path} is of an earlier version of disttest")
         record = msgspec.json.decode(data, type=Record)
         for test in record.tests.values():
             _check_places((test.environment,), record.environments)
@@ -197,7 +208,7 @@ def with_run(
     for name, new in ran.items():
         tests[name] = RecordedTest(
             units=tuple(sorted(place((*unit, digest)) for unit, digest in new.units.items())),
-            passed=new.passed,
+            outcome=new.outcome,
             environment=keep(environment),
             duration_s=new.duration_s,
             gpus=new.gpus,

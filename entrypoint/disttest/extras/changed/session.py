@@ -15,14 +15,22 @@ import pytest
 
 from disttest.errors import UsageError
 from disttest.extras.changed.changes import Repository
-from disttest.extras.changed.choice import CANARY, Choice, Reason, choose, everything
+from disttest.extras.changed.choice import Choice, Reason, choose, everything, failed_canaries
 from disttest.extras.changed.option_rows import CANARIES, CHANGED, FILE, OPTIONS, USUAL
-from disttest.extras.changed.record import Miss, Ran, Record, read_record, renamed, update_record, with_run
+from disttest.extras.changed.record import (
+    Ran,
+    Record,
+    outcome_of,
+    read_record,
+    renamed,
+    update_record,
+    with_run,
+)
 from disttest.extras.changed.recorder import LoadRecorder, TestRecorder, read_lines
 from disttest.extras.changed.sources import LOST, MODULE, UNKNOWN, Sources, Unit, digest_of
 from disttest.extras.changed.tables import notes_of
 from disttest.extras.history.git_facts import project_of_git
-from disttest.model import TestCase
+from disttest.model import Outcome, TestCase
 from disttest.options.environment import environment
 from disttest.options.run import RunOptions
 from disttest.runtime.controller.session import RUN, TestSelection
@@ -88,7 +96,7 @@ class ChangedSession:
         self._files: dict[str, str] = {}
         self._gpus: dict[str, int] = {}
         self._used: dict[str, set[Unit]] = defaultdict(set)
-        self._outcomes: dict[str, dict[str, str]] = defaultdict(dict)
+        self._reported: dict[str, set[tuple[str, Outcome]]] = defaultdict(set)
         self._durations_s: dict[str, float] = defaultdict(float)
         # Many tests have the same answers.
         self._digests: dict[Unit, str] = {}
@@ -191,7 +199,13 @@ class ChangedSession:
 
     def reported(self, report: pytest.TestReport) -> None:
         """Keep the outcome of a phase of a test."""
-        self._outcomes[report.nodeid][report.when] = report.outcome
+        reported = self._reported[report.nodeid]
+        if report.outcome in (
+            "passed",
+            "failed",
+            "skipped",
+        ):  # not an attempt that is followed by another one
+            reported.add((report.when, _outcome_of_phase(report)))
         self._durations_s[report.nodeid] += report.duration
 
     def describe_tests(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> None:
@@ -208,34 +222,27 @@ class ChangedSession:
         """
         self.world_ended(self._folder)
         self._folder.rmdir()
-        if not self._outcomes:
+        if not self._reported:
             return
-        ran = {self._names[nodeid]: self._ran(nodeid) for nodeid in self._outcomes if nodeid in self._names}
-        misses = [] if self._choice is None else self._misses(self._choice, ran)
+        ran = {self._names[nodeid]: self._ran(nodeid) for nodeid in self._reported if nodeid in self._names}
+        misses = [] if self._choice is None else failed_canaries(self._choice, ran)
 
         def change(record: Record) -> Record:
             return with_run(renamed(record, self._renamed), ran, self._environment, misses)
 
         update_record(self._path, change, self._project)
 
-    def _misses(self, choice: Choice, ran: dict[str, Ran]) -> list[Miss]:
-        failed = (
-            key for key, reason in choice.selected.items() if reason.why == CANARY and not ran[key].passed
-        )
-        return [Miss(test=key, base=choice.base) for key in failed if key in ran]
-
     def _ran(self, nodeid: str) -> Ran:
-        phases = self._outcomes[nodeid]
-        passed = all(outcome in ("passed", "skipped") for outcome in phases.values())
+        outcome = outcome_of(self._reported[nodeid])
         units = {self._sources.resolve(unit) for unit in self._used[nodeid]}
-        if not units and "passed" in phases.values():
+        if not units and outcome is not Outcome.SKIPPED:
             units.add(LOST)  # nothing has recorded it, for example another machine
         own = self._of_imports(frozenset((*self._roots(self._files[nodeid]), *self._unexplained)))
         late = {file for file, _ in units if file.endswith(".py") and (file, MODULE) not in own}
         units |= own | self._of_imports(frozenset(late))
         return Ran(
             units={unit: self._digest(unit) for unit in units},
-            passed=passed,
+            outcome=outcome,
             duration_s=self._durations_s[nodeid],
             gpus=self._gpus.get(nodeid, 0),
         )
@@ -267,3 +274,9 @@ class ChangedSession:
         """Modules that no test and no conftest imports, such as a plugin of pytest: each test uses them."""
         roots = {root for file in (*self.test_files, *self._files.values()) for root in self._roots(file)}
         return set(self._loads.by_module) - self._sources.closure(roots, self._loads.by_module)
+
+
+def _outcome_of_phase(report: pytest.TestReport) -> Outcome:
+    # The call of pytest.xfail ends a test as that of pytest.skip does; after a mark, the test has run.
+    as_marked = report.when == "call" and hasattr(report, "wasxfail") and "xfail" in report.keywords
+    return Outcome.PASSED if as_marked and report.skipped else Outcome(report.outcome)
