@@ -13,7 +13,7 @@ from disttest.extras.changed import record as records
 from disttest.extras.changed.changes import Changes
 from disttest.extras.changed.choice import choose, difference, failed_canaries
 from disttest.extras.changed.record import Miss, Ran, Record, outcome_of, read_record, update_record, with_run
-from disttest.extras.changed.sources import LOST, UNKNOWN, Sources
+from disttest.extras.changed.sources import LOST, MODULE, UNKNOWN, Sources
 from disttest.model import Outcome
 
 HERE = {"python": "3.11.2"}
@@ -128,6 +128,29 @@ def test_a_renamed_file_keeps_its_tests_and_functions(sources, tmp_path):
         "new.py::a": ("affected", "moved.py::one")
     }
     assert set(chosen(["new.py::a"], record, now).selected) == {"new.py::a"}
+
+
+@pytest.mark.parametrize(
+    ("conftest", "moved_to", "wanted"),
+    [
+        ("sub/conftest.py", "sub/t.py", {"sub/t.py::a"}),
+        ("conftest.py", "sub/t.py", {"sub/t.py::a", "other/t.py::b"}),
+        ("new/conftest.py", "sub/t.py", set()),
+        ("new/conftest.py", "new/t.py", {"new/t.py::a"}),
+    ],
+)
+def test_a_conftest_that_did_not_apply_before_selects_tests(tmp_path, conftest, moved_to, wanted):
+    files = ["sub/t.py", "other/t.py", "other/conftest.py"]
+    before = Sources(tmp_path, files)
+    tests = {
+        "sub/t.py::a": ran(before, ("sub/t.py", MODULE)),
+        "other/t.py::b": ran(before, ("other/t.py", MODULE), ("other/conftest.py", MODULE)),
+    }
+    record = with_run(Record(), tests, HERE, [])
+    now = Sources(tmp_path, [*files, moved_to, conftest])
+    moved = {"sub/t.py": moved_to}
+    choice = chosen([f"{moved_to}::a", "other/t.py::b"], record, now, renamed=moved)
+    assert why(choice) == dict.fromkeys(wanted, ("affected", conftest))
 
 
 def test_canaries_are_drawn_by_the_commit(sources):

@@ -134,6 +134,31 @@ def test_the_closure_follows_imports_and_what_was_seen(tmp_path):
     assert found == {*IMPORTS} - {"src/pkg/typed.py", "src/pkg/by_name.py", "two.py"}
 
 
+@pytest.mark.parametrize(
+    ("added", "wanted"),
+    [
+        ("src/pkg/one/deep.py", set()),
+        ("src/pkg/two/nothing.py", {"tests/test_a.py"}),
+        ("src/pkg/deep/three/x.py", {"src/pkg/one.py"}),
+        ("lib/os.py", {"tests/test_a.py"}),
+        ("importlib/__init__.py", {"src/pkg/by_name.py"}),
+        ("lib/pkg/two.py", {"src/pkg/by_name.py", "tests/test_a.py"}),
+    ],
+)
+def test_a_module_that_an_import_may_find_from_now_on_changes_the_importing_one(tmp_path, added, wanted):
+    before = _written(tmp_path)
+    after = Sources(tmp_path, [*IMPORTS, added])
+    assert {
+        file for file in IMPORTS if before.digest((file, MODULE)) != after.digest((file, MODULE))
+    } == wanted
+
+
+def test_a_module_that_is_moved_changes_the_importing_ones(tmp_path):
+    before = _written(tmp_path)
+    after = Sources(tmp_path, {*IMPORTS} - {"src/pkg/deep/three.py"} | {"src/pkg/three.py"})
+    assert before.digest(("src/pkg/one.py", MODULE)) != after.digest(("src/pkg/one.py", MODULE))
+
+
 def _written(folder) -> Sources:
     for name, text in IMPORTS.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from disttest.extras.changed.changes import Changes
 from disttest.extras.changed.record import Miss, Ran, Record, RecordedTest, renamed
-from disttest.extras.changed.sources import UNKNOWN, Sources, Unit
+from disttest.extras.changed.sources import MODULE, UNKNOWN, Sources, Unit
 from disttest.model import Count, Frozen, Outcome
 
 CANARY = "canary"
@@ -67,11 +68,16 @@ def choose(
     """
     record = renamed(record, changes.renamed)
     stale = dict(_stale(record, changes, sources))
+    modules: dict[str, set[int]] = defaultdict(set)
+    for place, (file, part, _) in enumerate(record.units):
+        if part == MODULE:
+            modules[file].add(place)
     known = {test: record.tests.get(test) for test in tests}
     selected = {
         test: reason
         for test, recorded in known.items()
         if (reason := _reason(record, recorded, stale, environment, is_quarantined=test in quarantined))
+        or (recorded and (reason := _of_new_conftest(test, recorded, modules, sources)))
     }
     left = sorted(test for test in tests if test not in selected)
     chosen = _sample(left, canaries, changes.head)
@@ -137,6 +143,15 @@ def _reason(
         return Reason(why=ENVIRONMENT, by=by)
     found = next((stale[place] for place in test.units if place in stale), None)
     return None if found is None else Reason(why="affected", by=found)
+
+
+def _of_new_conftest(
+    test: str, recorded: RecordedTest, modules: Mapping[str, set[int]], sources: Sources
+) -> Reason | None:
+    """Return a reason if a conftest applies that did not when the test ran: it is new, or the test was moved."""
+    conftests = sources.conftests_of(test.partition("::")[0])
+    new = next((each for each in conftests if modules[each].isdisjoint(recorded.units)), None)
+    return None if new is None else Reason(why="affected", by=new)
 
 
 def _sample(left: Sequence[str], share: float, seed: str) -> list[str]:

@@ -264,10 +264,7 @@ class ChangedSession:
 
     def _roots(self, file: str) -> Iterator[str]:
         yield file
-        for folder in PurePosixPath(file).parents:
-            conftest = (folder / "conftest.py").as_posix()
-            if conftest in self._sources.files:
-                yield conftest
+        yield from self._sources.conftests_of(file)
 
     @cached_property
     def _unexplained(self) -> set[str]:

@@ -153,6 +153,11 @@ class Sources:
         except OSError:
             return b""
 
+    def conftests_of(self, file: str) -> Iterator[str]:
+        """Yield the conftests that apply to a file."""
+        names = ((folder / "conftest.py").as_posix() for folder in PurePosixPath(file).parents)
+        return (name for name in names if name in self.files)
+
     def parsed(self, file: str) -> Parsed:
         """Return the parts of a Python file, as it was when this object was made."""
         if file not in self._parsed:
@@ -168,7 +173,13 @@ class Sources:
             return UNKNOWN
         if part in (WHOLE, FOLDER):
             return digest_of_path(self.root / file)
-        return self.parsed(file).units.get(part, _MISSING)
+        own = self.parsed(file).units.get(part, _MISSING)
+        # A module that is added later may be one that an optional import looks for, or hide the one that was imported.
+        return (
+            digest_of("\n".join([own, *sorted(self._neighbours_of(file))]).encode())
+            if part == MODULE
+            else own
+        )
 
     def was_edited(self, file: str) -> bool:
         """Return whether a Python file differs from what this object has read."""
