@@ -11,17 +11,16 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import pytest
 
 from disttest.extras.changed.sources import ALL_PYTHON, FOLDER, LOST, MODULE, WHOLE, Unit
 from disttest.hookspecs import of_pytest
-
-if TYPE_CHECKING:
-    import pytest
 
 FILES = "changed.*"
 """Pattern of the files that processes write."""
@@ -227,7 +226,7 @@ class TestRecorder(Watch):
         self._file = str(folder / FILES[:-1])
         self._test = ""
         self._used: set[Unit] = set()
-        self._by_fixture: dict[str, set[Unit]] = defaultdict(set)
+        self._by_fixture: dict[pytest.FixtureDef[Any], set[Unit]] = defaultdict(set)
         self._is_fork = False
         os.register_at_fork(after_in_child=self._in_fork)
 
@@ -259,14 +258,17 @@ class TestRecorder(Watch):
         self._test, self._used = item.nodeid, set()
         self.begin()
         try:
-            return (yield)
+            with _watched_fixtures(self._uses_fixture):
+                return (yield)
         finally:
             if not self.end():
                 self._used.add(LOST)
             if not self._is_fork:
-                for name in getattr(item, "fixturenames", ()):
-                    self._used |= self._by_fixture.get(name, set())
                 self._write(sorted(self._used))
+
+    def _uses_fixture(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        for unit in self._by_fixture.get(fixturedef, ()):
+            self.use(unit)
 
     @of_pytest(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
@@ -278,8 +280,26 @@ class TestRecorder(Watch):
         try:
             return (yield)
         finally:
-            self._by_fixture[fixturedef.argname] |= self._used
+            self._by_fixture[fixturedef] |= self._used
             self._used |= before
+
+
+@contextmanager
+def _watched_fixtures(on_use: Callable[[pytest.FixtureDef[Any]], None]) -> Iterator[None]:
+    """Report fixtures that a test uses, also those that have a value already and those that it names only as it runs."""
+    # pytest calls a hook for the first test alone, and keeps no public list of the others (8.4 to 9.2).
+    execute = pytest.FixtureDef.execute
+
+    def reported(self: pytest.FixtureDef[Any], request: Any) -> object:
+        __tracebackhide__ = True
+        try:
+            return execute(self, request)
+        finally:
+            on_use(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pytest.FixtureDef, "execute", reported)
+        yield
 
 
 def read_lines(folder: Path) -> Iterator[tuple[str, list[Unit]]]:
