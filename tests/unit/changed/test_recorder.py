@@ -10,7 +10,8 @@ from types import CodeType
 
 import pytest
 
-from disttest.extras.changed.recorder import Tracer
+from disttest.extras.changed.recorder import Tracer, Watch
+from disttest.extras.changed.sources import FOLDER, LINK, WHOLE
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="coverage or a debugger has precedence")
 
@@ -111,3 +112,54 @@ def test_another_tool_keeps_its_place(seen):
 def test_a_tool_that_a_test_turned_off_was_not_complete(tracer):
     sys.monitoring.set_events(3, 0)
     assert not tracer.stop()
+
+
+class Used(Watch):
+    """Keeps the parts of a project that are used."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, once=True)
+        self.units: set[tuple[str, str]] = set()
+
+    def use(self, unit):
+        self.units.add(unit)
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A project with links: ``now`` -> ``latest`` -> ``v1``, and one that leads out of it."""
+    root = (tmp_path / "project").resolve()
+    (root / "v1").mkdir(parents=True)
+    (root / "v1" / "lib.py").write_text("def f(): ...\n")
+    (root / "latest").symlink_to("v1")
+    (root / "now").symlink_to(root / "latest")
+    (root / "round").symlink_to("round")
+    (root / "outside").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "alias").symlink_to(root)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "wanted"),
+    [
+        ("v1/lib.py", WHOLE, {("v1/lib.py", WHOLE)}),
+        ("latest/lib.py", WHOLE, {("v1/lib.py", WHOLE), ("latest", LINK)}),
+        ("now/lib.py", WHOLE, {("v1/lib.py", WHOLE), ("latest", LINK), ("now", LINK)}),
+        ("latest", FOLDER, {("v1", FOLDER), ("latest", LINK)}),
+        ("outside/data", WHOLE, {("outside", LINK)}),
+        ("round/data", WHOLE, {("round/data", WHOLE), ("round", LINK)}),
+        ("../alias/v1/lib.py", WHOLE, {("v1/lib.py", WHOLE)}),
+        ("round", WHOLE, {("round", WHOLE), ("round", LINK)}),
+    ],
+)
+def test_links_that_lead_to_a_file_are_used_with_it(linked, name, part, wanted):
+    used = Used(str(linked))
+    used.opened(str(linked / name), part)
+    assert used.units == wanted
+
+
+def test_a_function_uses_the_link_that_it_was_imported_through(linked):
+    code = compile("def f(): ...", str(linked / "latest" / "lib.py"), "exec").co_consts[0]
+    used = Used(str(linked))
+    used.on_start(code)
+    assert used.units == {("v1/lib.py", "f"), ("latest", LINK)}

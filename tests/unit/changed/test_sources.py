@@ -6,7 +6,17 @@ import textwrap
 
 import pytest
 
-from disttest.extras.changed.sources import ALL_PYTHON, FOLDER, LOST, MODULE, UNKNOWN, WHOLE, Sources, parse
+from disttest.extras.changed.sources import (
+    ALL_PYTHON,
+    FOLDER,
+    LINK,
+    LOST,
+    MODULE,
+    UNKNOWN,
+    WHOLE,
+    Sources,
+    parse,
+)
 
 SOURCE = """
     import functools
@@ -181,3 +191,13 @@ def test_files_and_folders_have_digests(tmp_path):
     (tmp_path / "lib.py").write_text("def f():\n    return\n")
     assert sources.was_edited("lib.py")
     assert Sources(tmp_path, ["lib.py"]).digest(ALL_PYTHON) != everything
+
+
+def test_the_digest_of_a_link_is_that_of_its_target(tmp_path):
+    link = tmp_path / "now"
+    digests = [Sources(tmp_path, []).digest(("now", LINK))]
+    for target in ("v1", "v2"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        digests.append(Sources(tmp_path, []).digest(("now", LINK)))
+    assert len({*digests}) == 3

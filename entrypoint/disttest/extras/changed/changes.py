@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from disttest.errors import UsageError
 from disttest.extras.changed.limits import GIT_S
 from disttest.extras.changed.option_rows import MERGE_BASE
-from disttest.extras.changed.sources import FOLDER, WHOLE, Sources, Unit, parse
+from disttest.extras.changed.sources import FOLDER, LINK, WHOLE, Sources, Unit, parse
 from disttest.model import Frozen
 
 _DEFAULT_BRANCHES = ("origin/main", "origin/master", "main", "master")
@@ -145,7 +145,7 @@ class Repository:
             yield status, old, next(words) if status[0] in "RC" else old
 
     def _differing(self, base: str, old: str, new: str, sources: Sources) -> Iterator[Unit]:
-        yield from ((old, WHOLE), (new, WHOLE))
+        yield from ((name, part) for name in (old, new) for part in (WHOLE, LINK))
         if not new.endswith(".py"):
             return
         try:

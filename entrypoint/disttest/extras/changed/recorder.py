@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from disttest.extras.changed.sources import ALL_PYTHON, FOLDER, LOST, MODULE, WHOLE, Unit
+from disttest.extras.changed.sources import ALL_PYTHON, FOLDER, LINK, LOST, MODULE, OF_PATHS, WHOLE, Unit
 from disttest.hookspecs import of_pytest
 
 FILES = "changed.*"
@@ -118,16 +118,38 @@ class ProjectFiles(dict[str, str]):
 
     def __init__(self, root: str) -> None:
         self._prefix = f"{root}/"
+        self.links: dict[str, set[str]] = {}
+        """Name of a file -> the symbolic links of the project that it leads through, if there are any."""
 
     def __missing__(self, name: str) -> str:
         if name.endswith(_SPAWNS):
             return _SPAWN
-        path = os.path.realpath(name) if name.startswith("/") else ""
+        file = self[name] = self._relative(os.path.realpath(name)) if name.startswith("/") else ""
+        if (file or name.startswith(self._prefix)) and (links := set(self._links(name)) - {""}):
+            self.links[name] = links
+        return file
+
+    def _relative(self, path: str) -> str:
         relative = path.removeprefix(self._prefix) if path.startswith(self._prefix) else ""
         parts = relative.split("/")
         hidden = any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in parts)
-        self[name] = "" if hidden else relative
-        return self[name]
+        return "" if hidden else relative
+
+    def _links(self, name: str) -> Iterator[str]:
+        seen, waiting = set(), [Path(name)]
+        while waiting:
+            path = waiting.pop()
+            for each in (path, *path.parents):
+                try:
+                    target = each.readlink()
+                except (OSError, ValueError):  # most are no links
+                    continue
+                # Path.resolve raises an error for a loop of links.
+                place = Path(os.path.realpath(each.parent), each.name)
+                if place not in seen:
+                    seen.add(place)
+                    waiting.append(place.parent / target)
+                    yield self._relative(str(place))
 
 
 class Watch:
@@ -158,6 +180,7 @@ class Watch:
         file = self.files[code.co_filename]
         if file:
             self.use(ALL_PYTHON if file == _SPAWN else (file, code.co_qualname))
+            self._use_links(code.co_filename)
         return bool(file) and not self._once
 
     def use(self, unit: Unit) -> None:
@@ -167,9 +190,15 @@ class Watch:
     def opened(self, name: object, part: str) -> None:
         """Receive a file that is read, or a folder that is listed."""
         if isinstance(name, (str, bytes, os.PathLike)):
-            file = self.files[str(Path(os.fsdecode(name)).absolute())]
+            path = str(Path(os.fsdecode(name)).absolute())
+            file = self.files[path]
             if file:
                 self.use((file, part))
+            self._use_links(path)
+
+    def _use_links(self, name: str) -> None:
+        for link in self.files.links.get(name, ()):
+            self.use((link, LINK))
 
     def started(self, words: list[str]) -> None:
         """Receive a program that is started, with its arguments."""
@@ -207,7 +236,7 @@ class LoadRecorder(Watch):
                     break
             frame = frame.f_back
         # pytest itself reads the files of tests, and its settings.
-        if owner or unit[1] not in (WHOLE, FOLDER):
+        if owner or unit[1] not in OF_PATHS:
             self.by_module[owner or unit[0]].add(unit)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -20,6 +21,10 @@ WHOLE = ""
 """Part: all bytes of a file."""
 FOLDER = "/"
 """Part: the names in a folder."""
+LINK = "<link>"
+"""Part: the target of a symbolic link."""
+OF_PATHS = (WHOLE, FOLDER, LINK)
+"""Parts that are no code."""
 ALL_PYTHON: Unit = ("", "python")
 """All Python files: used by a test that starts another program, whose functions are not recorded."""
 LOST: Unit = ("", "lost")
@@ -171,8 +176,8 @@ class Sources:
             return self._all_python
         if unit == LOST:
             return UNKNOWN
-        if part in (WHOLE, FOLDER):
-            return digest_of_path(self.root / file)
+        if part in OF_PATHS:
+            return _digest_of_link(self.root / file) if part == LINK else digest_of_path(self.root / file)
         own = self.parsed(file).units.get(part, _MISSING)
         # A module that is added later may be one that an optional import looks for, or hide the one that was imported.
         return (
@@ -195,7 +200,7 @@ class Sources:
     def resolve(self, unit: Unit) -> Unit:
         """Return the part that contains a function of a Python file, given the qualified name of its code."""
         file, name = unit
-        if name in (WHOLE, FOLDER) or not file:
+        if name in OF_PATHS or not file:
             return unit
         outermost = name.partition(".<locals>")[0]
         return (file, outermost if outermost in self.parsed(file).units else MODULE)
@@ -250,5 +255,12 @@ def digest_of_path(path: Path) -> str:
             )
             return digest_of("\n".join(names).encode())
         return digest_of(path.read_bytes())
+    except OSError:
+        return _MISSING
+
+
+def _digest_of_link(path: Path) -> str:
+    try:
+        return digest_of(os.fsencode(path.readlink()))
     except OSError:
         return _MISSING
