@@ -85,3 +85,64 @@ def test_every_test_uses_what_the_fixtures_that_it_shares_used(tmp_path):
         "test_third": both,
         "test_fourth": both,
     }
+
+
+def test_every_test_uses_the_functions_that_are_compiled_into_others(tmp_path):
+    files = {
+        "lib.py": """
+            def deep_part(x): return x
+            def part(x): return deep_part(x) * 2
+            def outer(x): return part(x) + 1
+        """,
+        "test_a.py": """
+            import pytest
+            import torch
+            from torch import nn
+
+            import lib
+
+            def module_part(x): return x + 1
+
+            class Net(nn.Module):
+                def forward(self, x): return module_part(x)
+
+            net = torch.compile(Net(), backend="eager")
+
+            @pytest.mark.parametrize("number", [1, 2])
+            def test_function(number):
+                assert torch.compile(lib.outer, backend="eager")(torch.ones(1)) == 3
+
+            @pytest.mark.parametrize("number", [1, 2])
+            def test_module(number):
+                assert net(torch.ones(1)) == 2
+
+            def test_other(): ...
+        """,
+    }
+    used = recorded(tmp_path, files)
+    parts = {test: {part for _, part in units if part.endswith("part")} for test, units in used.items()}
+    assert parts == {
+        "test_function[1]": {"part", "deep_part"},
+        "test_function[2]": {"part", "deep_part"},
+        "test_module[1]": {"module_part"},
+        "test_module[2]": {"module_part"},
+        "test_other": set(),
+    }
+
+
+def test_every_test_uses_the_files_whose_source_it_inspects(tmp_path):
+    files = {
+        "lib.py": "def f(): ...\n",
+        "test_a.py": """
+            import inspect
+            import lib
+
+            def test_first():
+                assert inspect.getsource(lib.f)
+
+            def test_second():
+                assert inspect.getsource(lib.f)
+        """,
+    }
+    used = recorded(tmp_path, files)
+    assert ("lib.py", "") in used["test_first"] & used["test_second"]

@@ -6,6 +6,7 @@ at any instruction.
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import threading
@@ -28,6 +29,9 @@ _IMPORTER = "<frozen importlib._bootstrap_external>"
 _SPAWNS = ("multiprocessing/popen_spawn_posix.py", "multiprocessing/popen_forkserver.py")
 """Ends of the names of files whose functions start other interpreters, which Python's audit events do not show."""
 _SPAWN = "<spawn>"
+_DYNAMOS = "torch/_dynamo/symbolic_convert.py"
+"""End of the name of the file whose method ``inline_call_`` compiles a function into its caller."""
+_DYNAMO = "<dynamo>"
 _HARMLESS = frozenset(
     ("git", "uname", "cc", "c++", "gcc", "g++", "ld", "ldconfig", "nvidia-smi", "lscpu", "nproc")
 )
@@ -124,6 +128,8 @@ class ProjectFiles(dict[str, str]):
     def __missing__(self, name: str) -> str:
         if name.endswith(_SPAWNS):
             return _SPAWN
+        if name.endswith(_DYNAMOS):
+            return _DYNAMO
         file = self[name] = self._relative(os.path.realpath(name)) if name.startswith("/") else ""
         if (file or name.startswith(self._prefix)) and (links := set(self._links(name)) - {""}):
             self.links[name] = links
@@ -164,6 +170,8 @@ class Watch:
         self.files = ProjectFiles(root)
         self.tracer = Tracer(self.on_start)
         self._once = once
+        self._inlined: dict[tuple[str, str], set[Unit]] = defaultdict(set)
+        """File and name of a compiled function -> the functions of the project that were compiled into it."""
 
     def begin(self) -> None:
         """Start watching this process."""
@@ -178,10 +186,36 @@ class Watch:
     def on_start(self, code: CodeType) -> bool:
         """Receive a function that starts; return whether its next start counts, too."""
         file = self.files[code.co_filename]
+        if file == _DYNAMO:
+            return self._inlines(code)
+        if self._inlined:
+            for unit in self._inlined.get((code.co_filename, code.co_qualname), ()):
+                self.use(unit)
         if file:
             self.use(ALL_PYTHON if file == _SPAWN else (file, code.co_qualname))
             self._use_links(code.co_filename)
         return bool(file) and not self._once
+
+    def _inlines(self, code: CodeType) -> bool:
+        """Receive a function that torch.compile reads and never starts, if this function of torch compiles one."""
+        if code.co_name != "inline_call_":
+            return False
+        # torch lists the functions that it has compiled only within the compilation (torch 2.9 to 2.15).
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        try:
+            translator: Any = frame.f_locals["self"] if frame else None
+            inlined, root = translator.f_code, translator.output.root_tx.f_code
+        except (AttributeError, KeyError):  # of another torch
+            self.use(LOST)
+            return True
+        if file := self.files[inlined.co_filename]:
+            unit = (file, inlined.co_qualname)
+            # A later test of this process calls the compiled function, which is not compiled again.
+            self._inlined[root.co_filename, root.co_qualname].add(unit)
+            self.use(unit)
+        return True
 
     def use(self, unit: Unit) -> None:
         """Receive a part of the project that is used."""
@@ -285,6 +319,9 @@ class TestRecorder(Watch):
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Record a test."""
         self._test, self._used = item.nodeid, set()
+        # inspect.getsource opens each file only once in a process; torch.jit.script and others compile its text.
+        for name in [name for name in linecache.cache if self.files[name]]:
+            del linecache.cache[name]
         self.begin()
         try:
             with _watched_fixtures(self._uses_fixture):
