@@ -60,7 +60,11 @@ FILES = {
 
         @functools.cache
         def cached():
+            for_cache()
             return 3
+
+        def for_cache():
+            return 4
     """,
     "other.py": """
         def in_fork():
@@ -95,7 +99,7 @@ FILES = {
 
         @pytest.mark.world_size(2)
         def test_first(world, table):
-            pass
+            lib.cached()
 
         @pytest.mark.world_size(2)
         def test_second(world, table):
@@ -177,6 +181,7 @@ EDITS = {
     "constant of a module": ("lib.py", "LIMIT = 3", "LIMIT = 4", WORLDS),
     "function that an import calls": ("lib.py", "at import", "changed", WORLDS),
     "function with a cache": ("lib.py", "return 3", "return 33", WORLDS),
+    "function that one with a cache calls": ("lib.py", "return 4", "return 44", WORLDS),
     "fixture of a session": (
         "shared.py",
         "return [1]",

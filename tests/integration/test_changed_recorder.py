@@ -146,3 +146,97 @@ def test_every_test_uses_the_files_whose_source_it_inspects(tmp_path):
     }
     used = recorded(tmp_path, files)
     assert ("lib.py", "") in used["test_first"] & used["test_second"]
+
+
+def test_what_a_memo_used_belongs_to_its_module(tmp_path):
+    files = {
+        "lib.py": """
+            import functools
+            from pathlib import Path
+
+            kept = {}
+            single = None
+
+            class Box:
+                table = {}
+
+                def get(self):
+                    if 1 not in self.table:
+                        self.table[1] = in_class()
+                    return self.table[1]
+
+                @functools.cached_property
+                def size(self): return in_property()
+
+                @classmethod
+                def make(cls):
+                    cls.made = in_classmethod()
+
+            box = Box()
+
+            @functools.cache
+            def cached(): return in_cache() or Path(__file__).with_name("data.txt").read_text()
+
+            def get(name):
+                if name not in kept:
+                    kept[name] = in_dict()
+                return kept[name]
+
+            def only():
+                global single
+                single = single or in_global()
+
+            def attribute():
+                box.value = in_attribute()
+
+            def memoized(function):
+                results = {}
+                def wrapped():
+                    if 1 not in results:
+                        results[1] = function()
+                    return results[1]
+                return wrapped
+
+            def in_closure(): ...
+            closed = memoized(in_closure)
+
+            def in_cache(): ...
+            def in_class(): ...
+            def in_property(): ...
+            def in_classmethod(): ...
+            def in_dict(): return inner()
+            def in_global(): ...
+            def in_attribute(): ...
+            def inner(): return 1
+            def plain(): ...
+            def pure(): return plain()
+        """,
+        "data.txt": "1",
+        "test_a.py": """
+            import lib
+
+            def test_first():
+                lib.inner()
+                lib.get(1), lib.cached(), lib.only(), lib.attribute(), lib.closed()
+                lib.box.get(), lib.box.size, lib.Box.make(), lib.pure()
+
+            def test_second():
+                lib.get(1), lib.cached(), lib.only()
+        """,
+    }
+    parts = {part or file for file, part in recorded(tmp_path, files)["lib.py"]}
+    assert {part for part in parts if part.startswith("in")} == {
+        *(
+            "in_cache",
+            "in_class",
+            "in_property",
+            "in_classmethod",
+            "in_dict",
+            "in_global",
+            "in_attribute",
+            "in_closure",
+        ),
+        "inner",
+    }
+    assert "data.txt" in parts
+    assert parts.isdisjoint({"plain", "pure", "get"})

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from disttest.extras.changed.memos import remembers
 from disttest.extras.changed.sources import ALL_PYTHON, FOLDER, LINK, LOST, MODULE, OF_PATHS, WHOLE, Unit
 from disttest.hookspecs import of_pytest
 
@@ -32,6 +33,8 @@ _SPAWN = "<spawn>"
 _DYNAMOS = "torch/_dynamo/symbolic_convert.py"
 """End of the name of the file whose method ``inline_call_`` compiles a function into its caller."""
 _DYNAMO = "<dynamo>"
+_CALLERS = ("_pytest/python.py", "_pytest/fixtures.py", "_pytest/unittest.py")
+"""Ends of the names of files whose functions call tests and fixtures."""
 _HARMLESS = frozenset(
     ("git", "uname", "cc", "c++", "gcc", "g++", "ld", "ldconfig", "nvidia-smi", "lscpu", "nproc")
 )
@@ -201,9 +204,7 @@ class Watch:
         if code.co_name != "inline_call_":
             return False
         # torch lists the functions that it has compiled only within the compilation (torch 2.9 to 2.15).
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-        while frame is not None and frame.f_code is not code:
-            frame = frame.f_back
+        frame = _frame_of(code)
         try:
             translator: Any = frame.f_locals["self"] if frame else None
             inlined, root = translator.f_code, translator.output.root_tx.f_code
@@ -290,22 +291,56 @@ class TestRecorder(Watch):
         self._test = ""
         self._used: set[Unit] = set()
         self._by_fixture: dict[pytest.FixtureDef[Any], set[Unit]] = defaultdict(set)
+        self._memos: dict[tuple[str, str], bool] = {}
+        """File and name of a function -> whether it may keep a result for later calls."""
+        self._begun: dict[tuple[str, str], str] = {}
+        """Such functions that this test has called -> file, relative to the root."""
+        self._by_module: dict[str, set[Unit]] = defaultdict(set)
+        """File -> parts that such functions of it used in this test."""
         self._is_fork = False
         os.register_at_fork(after_in_child=self._in_fork)
 
+    def on_start(self, code: CodeType) -> bool:
+        """Receive a function that starts, which may keep its result."""
+        again = super().on_start(code)
+        name = (code.co_filename, code.co_qualname)
+        file = self.files[code.co_filename]
+        if file and name not in self._begun and self._remembers(name, code):
+            self._begun[name] = file
+            self.tracer.start()  # report functions that the test has used already, too
+        return again
+
+    def _remembers(self, name: tuple[str, str], code: CodeType) -> bool:
+        if name not in self._memos:
+            frame = _frame_of(code)
+            self._memos[name] = frame is not None and code.co_name != MODULE and remembers(frame)
+        return self._memos[name]
+
     def use(self, unit: Unit) -> None:
         """Note a part."""
+        if self._begun:
+            self._attribute(unit)
         if unit not in self._used:
             self._used.add(unit)
             if self._is_fork:
                 self._write([unit])
 
+    def _attribute(self, unit: Unit) -> None:
+        """Note a part for all tests that import a function which runs now and may keep what it computes."""
+        # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        while frame is not None:
+            code = frame.f_code
+            if file := self._begun.get((code.co_filename, code.co_qualname)):
+                self._by_module[file].add(unit)
+            frame = None if code.co_filename.endswith(_CALLERS) else frame.f_back
+
     def _in_fork(self) -> None:
         if _watching:
             self._is_fork, self._used = True, set()
 
-    def _write(self, units: list[Unit]) -> None:
-        line = msgspec.json.encode((self._test, units)) + b"\n"
+    def _write(self, units: list[Unit], owner: str = "") -> None:
+        line = msgspec.json.encode((owner or self._test, units)) + b"\n"
         # A test may close every descriptor, so none is kept open.
         descriptor = os.open(
             f"{self._file}{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
@@ -319,6 +354,8 @@ class TestRecorder(Watch):
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Record a test."""
         self._test, self._used = item.nodeid, set()
+        self._begun.clear()
+        self._by_module.clear()
         # inspect.getsource opens each file only once in a process; torch.jit.script and others compile its text.
         for name in [name for name in linecache.cache if self.files[name]]:
             del linecache.cache[name]
@@ -331,6 +368,8 @@ class TestRecorder(Watch):
                 self._used.add(LOST)
             if not self._is_fork:
                 self._write(sorted(self._used))
+                for file, units in self._by_module.items():
+                    self._write(sorted(units), file)
 
     def _uses_fixture(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         for unit in self._by_fixture.get(fixturedef, ()):
@@ -368,8 +407,18 @@ def _watched_fixtures(on_use: Callable[[pytest.FixtureDef[Any]], None]) -> Itera
         yield
 
 
+def _frame_of(code: CodeType) -> FrameType | None:
+    """Return the frame of a function that is just being reported."""
+    # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
 def read_lines(folder: Path) -> Iterator[tuple[str, list[Unit]]]:
-    """Yield the lines of the processes of a world: a test and parts that it uses. A cut line was the last of a test
+    """Yield the lines of the processes of a world: a test, or the file of a function that may keep its result, and parts
+    that it uses. A cut line was the last of a test
     that failed."""
     for path in folder.glob(FILES):
         for line in path.read_bytes().splitlines():
