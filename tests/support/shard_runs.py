@@ -29,24 +29,30 @@ class ShardRun:
     """A journal in the making; each test takes a second in a world of its own."""
 
     def __init__(
-        self, path: Path, shard: int | None = None, *, plan_id: str = "", at_s: float = START_S
+        self,
+        path: Path,
+        shard: int | None = None,
+        *,
+        plan_id: str = "",
+        at_s: float = START_S,
+        **started: Any,
     ) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.now_s = at_s
         self.worlds = 0
         self._journal = Journal(path / FILE_NAME)
-        self.say(
-            RunStarted,
-            run_id=f"run-of-{path.name}",
-            argv=("disttest",),
-            root="/repo",
-            hardware=Hardware(cpus=2, gpus=("H100",) * 2),
-            slots=2,
-            disttest="0.1.0",
-            plan_id=plan_id,
-            shard=shard,
-        )
+        facts = {
+            "hardware": Hardware(cpus=2, gpus=("H100",) * 2),
+            "disttest": "0.1.0",
+            "plan_id": plan_id,
+            "shard": shard,
+        }
+        # The supervisor knows neither the slots nor the root of pytest, and gives no id to the run.
+        self.say(RunStarted, run_id="", argv=("disttest",), root="/cwd", slots=0, **facts)
+        self.now_s += 5.0
+        own = {"run_id": f"run-of-{path.name}", "slots": 2, **started}
+        self.say(RunStarted, argv=("-p", "disttest"), root="/repo", **facts, **own)
 
     def say(self, kind: type[Event], **fields: Any) -> None:
         self._journal.append(kind(at_s=self.now_s, **fields))

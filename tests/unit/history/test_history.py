@@ -98,6 +98,26 @@ class TestAdding:
         with reading(file) as connection:
             assert len(read_test(connection, a.nodeid)) == 1
 
+    @pytest.mark.parametrize("later_first", [True, False])
+    @pytest.mark.parametrize("run_ids", [{}, {"run_id": ""}], ids=["with ids", "without ids"])
+    def test_a_merge_with_reruns_replaces_the_merge_before(self, tmp_path, later_first, run_ids):
+        (a,) = cases("a")
+        shards = tmp_path / "shards"
+        for number, outcome in enumerate((F, P)):
+            shard = ShardRun(shards / f"s{number}", 1, at_s=START_S + 1000 * number, **run_ids)
+            shard.run(a, outcome)
+            shard.finish(outcome.is_bad)
+            into = tmp_path / f"merged-{number}"
+            into.mkdir()
+            write_reports(merge([shards], into, reruns=True), into, ("json",))
+        file, order = tmp_path / "h.sqlite", [tmp_path / "merged-0", tmp_path / "merged-1"]
+        add_results(file, order[::-1] if later_first else order, UNKNOWN, now_s=NOW_S)
+
+        # Only their ids show that two runs have the same shards.
+        kinds = ["flaky"] if not run_ids else ["failed", "flaky"]
+        with reading(file) as connection:
+            assert kinds == sorted(each.kind for each in read_test(connection, a.nodeid))
+
     def test_histories_of_branches_are_merged(self, tmp_path):
         main = added(
             tmp_path / "main.sqlite", run_of(1, {"test_a": P}), run_of(3, {"test_a": F}, commit="c3")

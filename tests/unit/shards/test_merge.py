@@ -71,6 +71,8 @@ def test_two_shards_become_one_run(artifacts: Path, into: Path) -> None:
     ]
     assert ("shard-1/gpu:0", "shard-1/gpu:1") == run.worlds[0].slots
     assert [(1, 0), (2, 1)] == [(shard.shard, shard.exit_code) for shard in run.shards]
+    assert [("run-of-results-1", 2), ("run-of-results-2", 2)] == [(s.run_id, s.slots) for s in run.shards]
+    assert ("run-of-results-1-run-of-results-2", "/repo") == (run.run_id, run.root)
     assert run == fold(read_events(into / FILE_NAME))
 
 

@@ -255,22 +255,37 @@ def _check_project(connection: sqlite3.Connection, record: RunRecord, history: P
 
 
 def _is_known(connection: sqlite3.Connection, record: RunRecord) -> bool:
-    """Whether the history contains the run, or a merged run that includes it as a shard."""
+    """Whether the history contains the run, or a merged run that includes it or all its shards."""
     found = connection.execute(
         "SELECT 1 FROM run WHERE key = :key UNION ALL SELECT 1 FROM part WHERE key = :key",
         {"key": record.key},
     )
-    return found.fetchone() is not None
+    return found.fetchone() is not None or any(
+        set(record.parts) < parts for parts in _merged_runs(connection, record).values()
+    )
 
 
 def _remove_parts(connection: sqlite3.Connection, record: RunRecord) -> None:
-    """Remove the runs of shards that a merged run joins: their verdicts are in it."""
-    for key in record.parts:
-        found = connection.execute("SELECT id FROM run WHERE key = ?", (key,)).fetchone()
-        if found is not None:
-            for table in ("verdict", "start", "part"):
-                connection.execute(f"DELETE FROM {table} WHERE run = ?", found)  # noqa: S608 - a name of this line
-            connection.execute("DELETE FROM run WHERE id = ?", found)
+    """Remove the shards that a merged run joins, and earlier merges of them: their verdicts are in it."""
+    found = (
+        connection.execute("SELECT id FROM run WHERE key = ?", (key,)).fetchone() for key in record.parts
+    )
+    merged = _merged_runs(connection, record)
+    runs = [row[0] for row in found if row] + [run for run in merged if merged[run] <= set(record.parts)]
+    for run in runs:
+        for table in ("verdict", "start", "part"):
+            connection.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - a name of this line
+        connection.execute("DELETE FROM run WHERE id = ?", (run,))
+
+
+def _merged_runs(connection: sqlite3.Connection, record: RunRecord) -> dict[int, set[str]]:
+    """Map the merged runs that share a shard with a merged run to the keys of their shards."""
+    found = (
+        connection.execute("SELECT run FROM part WHERE key = ?", (key,)).fetchone() for key in record.parts
+    )
+    runs = {row[0] for row in found if row}
+    parts = "SELECT key FROM part WHERE run = ?"
+    return {run: {key for (key,) in connection.execute(parts, (run,))} for run in runs}
 
 
 def write_record(connection: sqlite3.Connection, record: RunRecord) -> None:

@@ -121,7 +121,9 @@ def _key(run: RunResult) -> str:
     """Return the key of a run. All merged runs of a plan have one run id, so their shards distinguish them."""
     if run.run_id and not run.shards:
         return clean(run.run_id)
-    said = [run.run_id, run.root, str(run.started_at_s), *sorted(shard.run_id for shard in run.shards)]
+    # A shard whose controller did not start has no id.
+    shards = sorted(shard.run_id or str(shard.started_at_s) for shard in run.shards)
+    said = [run.run_id, run.root, str(run.started_at_s), *shards]
     return f"run-{hashlib.sha256(clean(chr(0).join(said)).encode()).hexdigest()[:16]}"
 
 

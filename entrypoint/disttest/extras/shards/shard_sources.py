@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
-from disttest.results.fold import RunResult
+from disttest.results.fold import Folding, RunResult
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.safe_open import Tree, create_file, read_regular
 
@@ -42,7 +43,7 @@ class ShardSource(Frozen):
     label: str
     """Name that is unique in a merge and safe for a folder: ``shard-2``, ``shard-2.2``, ``run-1``."""
     started: RunStarted | None
-    """None if the first event is lost."""
+    """None if its event is lost."""
 
     @property
     def number(self) -> int | None:
@@ -117,8 +118,11 @@ def _is_merged(first: RunStarted | None) -> bool:
 
 
 def _first(directory: Path) -> RunStarted | None:
-    first = next(_events(directory), None)
-    return first if isinstance(first, RunStarted) else None
+    """Return the start of a run, joined from the events of the supervisor and of the controller, as reports have it."""
+    folding = Folding()
+    for event in takewhile(lambda event: isinstance(event, RunStarted | Noted), _events(directory)):
+        folding.handle(event)
+    return folding.started
 
 
 def _order(found: tuple[RunStarted | None, Path]) -> tuple[float, float, Path]:
@@ -147,7 +151,7 @@ def _journal_events(path: Path) -> Iterator[AnyEvent]:
 
 def unfold(run: RunResult) -> Iterator[AnyEvent]:
     """Yield events that fold into this result."""
-    yield RunStarted(
+    started = RunStarted(
         at_s=run.started_at_s,
         run_id=run.run_id,
         argv=run.argv,
@@ -160,6 +164,9 @@ def unfold(run: RunResult) -> Iterator[AnyEvent]:
         invocation=run.invocation,
         cpu_slots=run.cpu_slots,
     )
+    if run.called_at_s is not None:
+        yield msgspec.structs.replace(started, at_s=run.called_at_s)
+    yield started
     for error in run.collection_errors:
         yield CollectionFailed(at_s=run.started_at_s, nodeid=error.nodeid, message=error.message)
     for world in run.worlds:
