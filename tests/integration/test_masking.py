@@ -168,6 +168,30 @@ def test_the_rest_of_what_was_said_is_there(ended: Ended) -> None:
     assert "printed ***" in main.read_text()
 
 
+def test_a_shard_and_its_merge_have_no_planned_name(lab: Lab) -> None:
+    lab.write(
+        test_planned=f"""
+            import pytest
+
+            @pytest.mark.parametrize("value", ["{BY_VARIABLE}", "{LEARNED}"])
+            def test_login(value):
+                print("::add-mask::{LEARNED}")
+        """
+    )
+    assert 0 == lab.run("plan", "test_planned.py", "--shards", "1").exit_code
+    shard = lab.run(
+        *("run", ".", "--plan", "plan.json", "--shard", "1", "--results", "artifacts/1"),
+        DISTTEST_MASK=BY_VARIABLE,
+    )
+    merged = lab.run("merge", "artifacts", "--plan", "plan.json")
+    again = lab.run("run", ".", "--plan", "artifacts/1/plan.json", "--shard", "1")
+
+    assert (0, 0) == (shard.exit_code, merged.exit_code), merged.output
+    for name in ("artifacts", "merged"):
+        assert_hidden(lab.folder / name)
+    assert (4, True) == (again.exit_code, "artifacts/1/plan.json was changed" in again.output), again.output
+
+
 def test_a_hang_is_explained_and_its_evidence_has_nothing(ended: Ended) -> None:
     result = ended.result("test_hangs")
 

@@ -54,7 +54,7 @@ class RunRequest:
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Plugin name -> data for the plugin in the pytest process. Files in them are files of this machine."""
     attachments: Mapping[str, Path] = dataclasses.field(default_factory=dict)
-    """Files to copy into the results directory, by their names there."""
+    """Files to copy into the results directory, masked, by their names there."""
 
     def with_option(self, option: Option, text: str) -> RunRequest:
         """Return this request with another value of a plugin's option, as if the user had not given it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from disttest.model import Hardware, Invocation
 from disttest.options.environment import ci_workspace, environment, remove_from_environment
 from disttest.options.registry import KEEP_RESULTS
 from disttest.options.run import RunOptions, filled, resolve_options
+from disttest.outgoing import outgoing
 from disttest.output import drain_streams
 from disttest.planning.targets import Targets, resolve_targets
 from disttest.plugin_manager import blaming, plugin_manager
@@ -41,6 +41,7 @@ from disttest.runtime.supervisor.run_supervisor import (
     pytest_command,
     run_supervised,
 )
+from disttest.safe_open import read_input
 
 
 def run_tests(
@@ -110,7 +111,7 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     selection = selection.after(directory.earlier)
     request = dataclasses.replace(request, selection=selection)
     for name, file in request.attachments.items():
-        shutil.copyfile(file, directory.path / name)
+        (directory.path / name).write_bytes(outgoing.data(read_input(file)))
     if request.place is not None:
         result, owes_failures = request.place.run(_prepared(request, resolved, directory, signals)), True
     else:

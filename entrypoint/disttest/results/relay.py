@@ -40,7 +40,8 @@ def mask_terminal(config: pytest.Config) -> None:
 def hide_what_was_learned(results: Path) -> None:
     """Mask values that were learned after they had been written: a test may name a secret at any time."""
     if outgoing.active:
-        hide_in_files([results / FILE_NAME, *(results / "logs").rglob("*")])
+        # The JSON files are those that the command attached.
+        hide_in_files([results / FILE_NAME, *results.glob("*.json"), *(results / "logs").rglob("*")])
 
 
 def hide_in_own_files(config: pytest.Config) -> None:

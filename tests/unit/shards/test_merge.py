@@ -17,7 +17,7 @@ from disttest.cli.main import command
 from disttest.errors import UsageError
 from disttest.extras.shards.merge_command import render_merged
 from disttest.extras.shards.merging import merge
-from disttest.extras.shards.shard_plan import VANISHED, Plan, encode_plan, plan_equal_shards
+from disttest.extras.shards.shard_plan import VANISHED, Plan, decode_plan, encode_plan, plan_equal_shards
 from disttest.extras.shards.shard_sources import find_plan, unfold
 from disttest.model import Cause, Outcome
 from disttest.planning.timings import Timings
@@ -182,6 +182,48 @@ def test_a_test_that_has_vanished_is_owed_by_nobody(artifacts: Path, into: Path)
 
     assert (0, (A.nodeid,)) == (run.exit_code, tuple(outcomes(run)))
     assert any("no longer exists" in note for note in run.notes)
+
+
+SECRET = cases("swordfish", "swordfish-2")
+MASKED = cases("***", "***-2")
+
+
+@pytest.mark.parametrize("planned", ["the original", "a copy"])
+def test_a_test_with_a_secret_in_its_name_is_found_by_its_masked_name(
+    artifacts: Path, into: Path, planned: str
+) -> None:
+    plan = plan_equal_shards(SECRET, Timings(), shards=2)
+    copy = encode_plan(plan).replace(b"swordfish", b"***")
+    shard = ShardRun(artifacts / "r1", 1, plan_id=plan.plan_id)
+    shard.run(MASKED[0])
+    (shard.finish() / "plan.json").write_bytes(copy)
+
+    run = merge([artifacts], into, plan=plan if planned == "the original" else decode_plan(copy))
+    write_reports(run, into)
+
+    assert {MASKED[0].nodeid: "passed", MASKED[1].nodeid: "error"} == outcomes(run)
+    assert not [path for path in into.rglob("*") if path.is_file() and b"swordfish" in path.read_bytes()]
+
+
+def test_tests_whose_masked_names_are_equal_are_one_test(artifacts: Path, into: Path) -> None:
+    plan = plan_equal_shards(SECRET, Timings(), shards=1)
+    copy = encode_plan(plan).replace(b"swordfish-2", b"***").replace(b"swordfish", b"***")
+    shard = ShardRun(artifacts / "r1", 1, plan_id=plan.plan_id)
+    shard.run(MASKED[0])
+    (shard.finish() / "plan.json").write_bytes(copy)
+
+    assert ["passed"] == list(outcomes(merge([artifacts], into, plan=decode_plan(copy))).values())
+
+
+@pytest.mark.parametrize("copy", [b"{", b"of another plan"])
+def test_a_copy_of_a_plan_that_is_none_is_not_used(artifacts: Path, into: Path, copy: bytes) -> None:
+    plan = plan_equal_shards([A], Timings(), shards=1)
+    other = encode_plan(plan_equal_shards([B], Timings(), shards=1))
+    (ShardRun(artifacts / "r1", 1, plan_id=plan.plan_id).finish() / "plan.json").write_bytes(
+        other if copy == b"of another plan" else copy
+    )
+
+    assert {A.nodeid: "error"} == outcomes(merge([artifacts], into, plan=plan))
 
 
 def test_a_shard_that_died_owes_its_tests(artifacts: Path, into: Path) -> None:

@@ -22,7 +22,13 @@ import msgspec
 
 from disttest.errors import ExitCode, UsageError
 from disttest.extras.shards.shard_plan import VANISHED, Plan, Shard
-from disttest.extras.shards.shard_sources import ShardLogs, ShardSource, find_shards, refuse_repeats
+from disttest.extras.shards.shard_sources import (
+    ShardLogs,
+    ShardSource,
+    find_copies,
+    find_shards,
+    refuse_repeats,
+)
 from disttest.model import Cause, Hardware, Invocation, ShardSpan, TestCase, TestResult
 from disttest.results.conclusion import Conclusion, Facts, conclude, join_exit_codes
 from disttest.results.events import (
@@ -294,10 +300,13 @@ class _Merge:
 
     def _missing(self) -> Iterator[AnyEvent]:
         reported = {source.number for source in self._sources}
-        for shard in self._plan.shards if self._plan else ():
-            for test in shard.tests:
-                if test.nodeid not in self._verdicts and test.nodeid not in self._vanished:
-                    yield from self._owed(test, _why_missing(shard, reported=shard.number in reported))
+        copies = find_copies(self._plan, self._sources) if self._plan else ()
+        for shards in zip(*(copy.shards for copy in copies), strict=True):
+            for tests in zip(*(shard.tests for shard in shards), strict=True):
+                # A shard reports a test by its masked name if the name contains a secret.
+                if not any(test.nodeid in self._verdicts or test.nodeid in self._vanished for test in tests):
+                    reason = _why_missing(shards[0], reported=shards[0].number in reported)
+                    yield from self._owed(tests[-1], reason)
         for number in range(1, self._expected_shards + 1) if not self._plan else ():
             if number not in reported:
                 message = f"shard {number} of {self._expected_shards} never reported; see the log of its job"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -90,6 +91,11 @@ class Plan(Frozen):
     def last(self) -> Shard | None:
         """The last shard that has tests; None if there is nothing to run."""
         return next((shard for shard in reversed(self.shards) if shard.tests), None)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the content differs from that of ``disttest plan``: a run masks secrets in its copy."""
+        return self.plan_id != _digest(self.shards, self.revision)
 
 
 class Selection(Frozen):
@@ -224,6 +230,19 @@ def check_revision(plan: Plan, revision: str) -> None:
         )
 
 
+def check_unchanged(plan: Plan, source: Path) -> None:
+    """Refuse a plan that is not as ``disttest plan`` wrote it: tests with other names would not run.
+
+    Raises:
+        UsageError: it was changed.
+    """
+    if plan.is_changed:
+        raise UsageError(
+            f"{source} was changed since it was written, as the copy in the results of a run with secrets is; "
+            "give the file of disttest plan"
+        )
+
+
 def check_device(plan: Plan, number: int, selection: Selection, device: str) -> None:
     """Refuse a shard that was planned for another device: all its tests would be missing, and the run would be green.
 
@@ -257,11 +276,7 @@ def check_device(plan: Plan, number: int, selection: Selection, device: str) -> 
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Decode ``plan.json``.
-
-    Raises:
-        UsageError: the data is not a plan, has another version, or contradicts itself.
-    """
+    """Encode ``plan.json``."""
     return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
 
 
@@ -281,8 +296,11 @@ def decode_plan(data: bytes, source: str = "plan.json") -> Plan:
         plan = msgspec.json.decode(data, type=Plan)
     except UNREADABLE as error:
         raise UsageError(f"{source} is not a plan: {error}; write one with disttest plan") from error
-    _refuse_repeats(source, "shard", (shard.number for shard in plan.shards))
-    _refuse_repeats(source, "test", (test.nodeid for shard in plan.shards for test in shard.tests))
+    repeated = [
+        number for number, count in Counter(shard.number for shard in plan.shards).items() if count > 1
+    ]
+    if repeated:
+        raise UsageError(f"{source} lists shard {repeated[0]} twice; regenerate it with disttest plan")
     return plan
 
 
@@ -386,12 +404,11 @@ def _plan(shards: Iterable[Shard], revision: str) -> Plan:
         raise UsageError(
             f"the plan has {len(made)} shards, but a matrix holds {MATRIX_LIMIT}; give fewer runners (or nodes) to --pool"
         )
+    return Plan(plan_id=_digest(made, revision), shards=made, revision=revision)
+
+
+def _digest(shards: tuple[Shard, ...], revision: str) -> str:
+    # As a reader gets them: a whole number of seconds becomes a float.
+    shards = msgspec.json.decode(msgspec.json.encode(shards), type=tuple[Shard, ...])
     # The id identifies the content: shards of another plan are refused by a merge.
-    digest = hashlib.sha256(msgspec.json.encode((PLAN_VERSION, revision, made))).hexdigest()
-    return Plan(plan_id=digest[:16], shards=made, revision=revision)
-
-
-def _refuse_repeats(source: str, what: str, names: Iterable[object]) -> None:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise UsageError(f"{source} lists {what} {repeated[0]} twice; regenerate it with disttest plan")
+    return hashlib.sha256(msgspec.json.encode((PLAN_VERSION, revision, shards))).hexdigest()[:16]

@@ -15,6 +15,7 @@ from disttest.extras.shards.shard_plan import (
     Grant,
     check_device,
     check_revision,
+    check_unchanged,
     decode_plan,
     find_shard,
     select,
@@ -39,7 +40,7 @@ def prepare_shard(request: RunRequest) -> RunRequest | None:
     """Return the request for a shard; None if the run has no plan.
 
     Raises:
-        UsageError: the plan is unreadable, has no such shard, or is for another commit or other nodes.
+        UsageError: the plan is unreadable or changed, has no such shard, or is for another commit or other nodes.
     """
     asked = request.settings
     file, number = asked["plan"], asked["shard"]
@@ -48,6 +49,7 @@ def prepare_shard(request: RunRequest) -> RunRequest | None:
     plan = read_plan(file)
     if plan is None:
         return None
+    check_unchanged(plan, file)
     shard = find_shard(plan, number)
     if not asked["stale_plan"]:
         check_revision(plan, asked["revision"])

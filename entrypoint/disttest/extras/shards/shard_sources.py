@@ -5,6 +5,7 @@ Results may be cut or missing. They are artifacts of other machines, so their co
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -16,6 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from disttest.errors import UsageError
+from disttest.extras.shards.shard_plan import Plan, decode_plan
 from disttest.model import UNREADABLE, Frozen, RankRecord
 from disttest.results.events import (
     AnyEvent,
@@ -194,6 +196,26 @@ def find_plan(directories: Iterable[Path]) -> Path | None:
                 below.clear()
             below.sort()
     return None
+
+
+def find_copies(plan: Plan, sources: Iterable[ShardSource]) -> tuple[Plan, ...]:
+    """Return the plan and its copies in the results of shards; masked ones come last."""
+    found = {b"": plan}
+    for source in sources:
+        try:
+            data = read_regular(source.directory / PLAN)
+            # Most copies are equal, and a plan can have 100,000 tests.
+            if (digest := hashlib.sha256(data).digest()) not in found:
+                found[digest] = decode_plan(data)
+        except (OSError, UsageError):
+            continue
+    shape = _shape(plan)
+    copies = (copy for copy in found.values() if copy.plan_id == plan.plan_id and _shape(copy) == shape)
+    return tuple(sorted(copies, key=lambda copy: copy.is_changed))
+
+
+def _shape(plan: Plan) -> list[tuple[int, int]]:
+    return [(shard.number, len(shard.tests)) for shard in plan.shards]
 
 
 def _is_regular(path: Path) -> bool:
