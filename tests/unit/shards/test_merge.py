@@ -314,6 +314,26 @@ def test_a_rerun_decides_and_the_first_run_is_an_attempt(artifacts: Path, into: 
     assert render_merged(run) == "1 shard, 1 passed"
 
 
+@pytest.mark.parametrize(("first", "code"), [(True, 0), (False, 2)])
+def test_a_collection_error_counts_if_the_last_run_of_the_shard_has_it(
+    artifacts: Path, into: Path, first: bool, code: int
+) -> None:
+    for number in range(2):
+        shard = ShardRun(artifacts / f"r{number}", 1, at_s=START_S + 1000 * number)
+        if broken := first == (number == 0):
+            shard.say(CollectionFailed, nodeid="tests/broken.py", message="SyntaxError")
+        shard.run(A)
+        shard.finish(2 if broken else 0)
+
+    run = merge([artifacts], into, reruns=True)
+    write_reports(run, into)
+
+    assert (code, not first) == (run.exit_code, bool(run.collection_errors))
+    assert f'errors="{0 if first else 1}"' in (into / "junit.xml").read_text()
+    note = "tests/broken.py: shard-1: not collected in this run of the shard, but a later one counts"
+    assert first == (note in run.notes)
+
+
 def test_a_shard_of_another_plan_is_refused(artifacts: Path, into: Path) -> None:
     ShardRun(artifacts / "r", 1, plan_id="other").finish()
     plan = plan_equal_shards([A], Timings(), shards=1)

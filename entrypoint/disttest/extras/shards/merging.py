@@ -266,6 +266,11 @@ class _Merge:
             case TestCollected(test=test):
                 if test.nodeid not in self._verdicts:
                     yield event
+            case CollectionFailed(nodeid=nodeid) if self._is_superseded(shard.source):
+                message = (
+                    f"{shard.source.label}: not collected in this run of the shard, but a later one counts"
+                )
+                yield Noted(at_s=event.at_s, nodeid=nodeid, message=message)
             case CollectionFailed(nodeid=nodeid, message=message):
                 if (nodeid, message) not in self._collection_errors:
                     self._collection_errors.add((nodeid, message))
@@ -274,6 +279,11 @@ class _Merge:
                 yield from self._judged(event, result, shard)
             case _:
                 yield event
+
+    def _is_superseded(self, source: ShardSource) -> bool:
+        """Whether a later source is a rerun of this shard."""
+        later = self._sources[self._sources.index(source) + 1 :]
+        return source.number is not None and any(other.number == source.number for other in later)
 
     def _judged(self, event: TestFinished, result: TestResult, shard: _ShardStream) -> Iterator[AnyEvent]:
         label, number = shard.source.label, shard.source.number
