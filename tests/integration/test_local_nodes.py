@@ -53,11 +53,21 @@ FLAKY = """
         assert world.rank == 0, "never on rank one"
 """
 
+GONE = """
+    import pytest
+
+    @pytest.mark.world_size(2)
+    def test_gone_since_the_plan(world):
+        pass
+"""
+
 
 @pytest.fixture(scope="module")
 def planned(module_lab: Lab) -> Ended:
-    module_lab.write(test_flaky=FLAKY)
-    return module_lab.run("plan", ".", "--device", "cpu", "--pool", "big:slurm::2x2", "--matrix", "m.json")
+    module_lab.write(test_flaky=FLAKY, test_gone=GONE)
+    ended = module_lab.run("plan", ".", "--device", "cpu", "--pool", "big:slurm::2x2", "--matrix", "m.json")
+    (module_lab.folder / "test_gone.py").unlink()
+    return ended
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +105,7 @@ def attempts(ended: Ended, name: str) -> list[Outcome]:
 def test_worlds_that_span_nodes_are_a_shard_of_their_own(planned: Ended) -> None:
     assert planned.exit_code == 0, planned.output
     plan = decode_plan((planned.results.parent / "plan.json").read_bytes())
-    assert [(2, 1, 3), (1, 2, 2)] == [
+    assert [(2, 1, 3), (1, 2, 3)] == [
         (each.grant.nodes, each.grant.ranks_per_node, len(each.tests)) for each in plan.shards if each.grant
     ]
     entries = json.loads((planned.results.parent / "m.json").read_text())["include"]
@@ -140,6 +150,7 @@ def test_the_shards_are_one_run_in_the_end(spanning: Ended, lease: Ended) -> Non
     assert merged.exit_code == 1, merged.output
     assert "2 shards, " in merged.output
     assert "1 failed" in merged.output
+    assert "error" not in merged.output, "a test that is gone is not owed"
 
 
 @pytest.mark.slow("each node is a new interpreter")

@@ -17,9 +17,16 @@ from disttest.cli.main import command
 from disttest.errors import UsageError
 from disttest.extras.shards.merge_command import render_merged
 from disttest.extras.shards.merging import merge
-from disttest.extras.shards.shard_plan import VANISHED, Plan, decode_plan, encode_plan, plan_equal_shards
+from disttest.extras.shards.shard_plan import (
+    VANISHED,
+    Plan,
+    ShardFacts,
+    decode_plan,
+    encode_plan,
+    plan_equal_shards,
+)
 from disttest.extras.shards.shard_sources import find_plan, unfold
-from disttest.model import Cause, Outcome
+from disttest.model import Cause, Invocation, Outcome, TestCase
 from disttest.planning.timings import Timings
 from disttest.reports.write import rebuild, write_reports
 from disttest.results.events import CollectionFailed
@@ -171,17 +178,41 @@ def test_a_planned_test_that_its_shard_did_not_report_is_an_error(artifacts: Pat
     assert "shard 1 (shard-1) reported, but not this test, which is in its plan" == run.bad[0].final.message
 
 
-def test_a_test_that_has_vanished_is_owed_by_nobody(artifacts: Path, into: Path) -> None:
+def without(*tests: TestCase) -> Invocation:
+    facts = ShardFacts(vanished=tuple(test.nodeid for test in tests))
+    return Invocation(data={"shards": msgspec.to_builtins(facts)})
+
+
+def only_results(directory: Path) -> None:
+    write_reports(fold(read_events(directory / FILE_NAME)), directory, ("json",))
+    (directory / FILE_NAME).unlink()
+
+
+@pytest.mark.parametrize("written", ["the journal", "results.json"])
+def test_a_test_that_has_vanished_is_owed_by_nobody(artifacts: Path, into: Path, written: str) -> None:
     plan = plan_equal_shards([A, B], Timings(), shards=1)
-    shard = ShardRun(artifacts / "r1", 1, plan_id=plan.plan_id)
+    shard = ShardRun(artifacts / "r1", 1, plan_id=plan.plan_id, invocation=without(B))
+    shard.run(A)
+    shard.finish()
+    if written == "results.json":
+        only_results(artifacts / "r1")
+
+    run = merge([artifacts], into, plan=plan)
+    again = into / "again"
+    again.mkdir()
+
+    assert (0, (A.nodeid,)) == (run.exit_code, tuple(outcomes(run)))
+    assert outcomes(run) == outcomes(merge([into], again, plan=plan))
+
+
+def test_a_note_of_a_test_has_no_effect(artifacts: Path, into: Path) -> None:
+    plan = plan_equal_shards([A, B], Timings(), shards=1)
+    shard = ShardRun(artifacts / "r1", 1, plan_id=plan.plan_id, invocation=Invocation(data={"shards": 1}))
     shard.run(A)
     shard.note(VANISHED, B.nodeid)
     shard.finish()
 
-    run = merge([artifacts], into, plan=plan)
-
-    assert (0, (A.nodeid,)) == (run.exit_code, tuple(outcomes(run)))
-    assert any("no longer exists" in note for note in run.notes)
+    assert {A.nodeid: "passed", B.nodeid: "error"} == outcomes(merge([artifacts], into, plan=plan))
 
 
 SECRET = cases("swordfish", "swordfish-2")
@@ -389,10 +420,7 @@ def test_an_empty_shard_beside_others_is_fine(artifacts: Path, into: Path) -> No
 def test_results_json_stands_in_for_a_lost_journal(artifacts: Path, into: Path) -> None:
     two_shards(artifacts)
     for number in (1, 2):
-        directory = artifacts / f"results-{number}"
-        journal = directory / FILE_NAME
-        write_reports(fold(read_events(journal)), directory, ("json",))
-        journal.unlink()
+        only_results(artifacts / f"results-{number}")
 
     run = merge([artifacts], into)
 

@@ -3,7 +3,7 @@
 The merged run is a journal like any other, so all reporters and the next merge read it. The rules:
 
 - A test that a shard owes and did not finish has failed, and the message names the shard. The same holds for each test
-  of a planned shard that never reported. A test that no longer exists, as its shard's run noted, is not owed.
+  of a planned shard that never reported. A test that no longer exists, as its shard's run recorded, is not owed.
 - A test that two shards report counts once. A failure outweighs a pass, in whichever order they come. The reports are
   joined as attempts if the last of them is as bad as any; otherwise the better report is dropped with a note.
 - With ``reruns``, a shard may report more than once. The later run decides, and the earlier ones are its attempts.
@@ -21,7 +21,8 @@ from typing import NamedTuple, Protocol, TypeVar, cast
 import msgspec
 
 from disttest.errors import ExitCode, UsageError
-from disttest.extras.shards.shard_plan import VANISHED, Plan, Shard
+from disttest.extras.shards.hooks import NAME
+from disttest.extras.shards.shard_plan import Plan, Shard, ShardFacts
 from disttest.extras.shards.shard_sources import (
     ShardLogs,
     ShardSource,
@@ -218,7 +219,7 @@ class _Merge:
         self._disttest = disttest
         self._verdicts: dict[str, _Verdict] = {}
         self._same: dict[_Verdict, _Verdict] = {}
-        self._vanished: set[str] = set()
+        self._vanished = {nodeid for source in sources for nodeid in source.vanished}
         self._collection_errors: set[tuple[str, str]] = set()
         self._ends = ShardEnds()
         self._last_at_s = 0.0
@@ -229,7 +230,6 @@ class _Merge:
             shard = _ShardStream(source, self._into)
             for event in shard.events():
                 yield from self._joined(event, shard)
-            self._vanished |= shard.vanished
             self._last_at_s = max(self._last_at_s, shard.span.ended_at_s)
             number = shard.span.shard
             # The later run of a shard also decides how the shard ended.
@@ -245,6 +245,9 @@ class _Merge:
     def _started(self) -> RunStarted:
         starts = [source.started for source in self._sources if source.started]
         first = starts[0] if starts else None
+        asked = first.invocation if first else Invocation()
+        # A merge of this merge needs the tests of all shards.
+        facts = ShardFacts(vanished=tuple(sorted(self._vanished)))
         self._last_at_s = min((start.at_s for start in starts), default=0.0)
         return RunStarted(
             at_s=self._last_at_s,
@@ -257,7 +260,7 @@ class _Merge:
             slots=sum(start.slots for start in starts),
             disttest=self._disttest or (first.disttest if first else ""),
             plan_id=self._plan.plan_id if self._plan else "",
-            invocation=first.invocation if first else Invocation(),
+            invocation=replace(asked, data={**asked.data, NAME: msgspec.to_builtins(facts)}),
             cpu_slots=sum(start.cpu_slots for start in starts),
         )
 
@@ -335,7 +338,6 @@ class _ShardStream:
 
     def __init__(self, source: ShardSource, into: Path) -> None:
         self.source = source
-        self.vanished: set[str] = set()
         self.has_concluded = False
         self.is_uncollected = False
         started = source.started
@@ -364,7 +366,7 @@ class _ShardStream:
         return ShardEnd(self.span.exit_code, self.span.reason, self.has_concluded, self.is_uncollected)
 
     def events(self) -> Iterator[AnyEvent]:
-        """Yield the events; then ``span`` has the end of the shard and ``vanished`` the tests that no longer exist."""
+        """Yield the events; then ``span`` has the end of the shard."""
         at_s, ended = self.span.started_at_s, None
         for event in self.source.events():
             at_s = max(at_s, event.at_s)
@@ -402,9 +404,7 @@ class _ShardStream:
                 yield replace(event, world_id=world_id, slots=slots, shape=self._once(event.shape))
             case WorldEnded():
                 yield replace(event, world_id=self._once(f"{label}/{event.world_id}"))
-            case Noted(nodeid=nodeid, message=message):
-                if message == VANISHED:
-                    self.vanished.add(nodeid)
+            case Noted(message=message):
                 yield replace(event, message=f"{label}: {message}")
             case CollectionFailed():
                 self.is_uncollected = True

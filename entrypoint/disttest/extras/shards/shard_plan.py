@@ -34,7 +34,7 @@ NO_OP_SHARD = 0
 """Shard of a plan without tests: its job runs nothing but tests that were added since."""
 
 VANISHED = "planned, but no longer exists"
-"""Note of a shard's run for a planned test that it did not find; ``disttest merge`` reads it."""
+"""Note of a shard's run for a planned test that it did not find."""
 
 
 LEAST_SHARD_S = 300.0
@@ -96,6 +96,13 @@ class Plan(Frozen):
     def is_changed(self) -> bool:
         """Whether the content differs from that of ``disttest plan``: a run masks secrets in its copy."""
         return self.plan_id != _digest(self.shards, self.revision)
+
+
+class ShardFacts(Frozen):
+    """Facts that a shard's run records in ``Invocation.data``, and ``disttest merge`` for all of them."""
+
+    vanished: tuple[str, ...] = ()
+    """Node ids of planned tests that it did not find, so that they are not owed."""
 
 
 class Selection(Frozen):

@@ -13,6 +13,7 @@ from disttest.extras.shards.hooks import NAME
 from disttest.extras.shards.merge_command import read_plan
 from disttest.extras.shards.shard_plan import (
     Grant,
+    ShardFacts,
     check_device,
     check_revision,
     check_unchanged,
@@ -110,4 +111,8 @@ def select_shard(choice: ShardChoice, tests: Sequence[TestCase], device: str) ->
     plan = decode_plan(read_input(choice.plan), str(choice.plan))
     selection = select(plan, choice.shard, tests)
     check_device(plan, choice.shard, selection, device)
-    return TestSelection(kept=frozenset(selection.run), notes=selection.notes())
+    return TestSelection(
+        kept=frozenset(selection.run),
+        notes=selection.notes(),
+        data=ShardFacts(vanished=selection.vanished),
+    )

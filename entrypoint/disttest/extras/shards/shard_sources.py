@@ -17,7 +17,8 @@ from urllib.parse import quote
 import msgspec
 
 from disttest.errors import UsageError
-from disttest.extras.shards.shard_plan import Plan, decode_plan
+from disttest.extras.shards.hooks import NAME
+from disttest.extras.shards.shard_plan import Plan, ShardFacts, decode_plan
 from disttest.model import UNREADABLE, Frozen, RankRecord
 from disttest.results.events import (
     AnyEvent,
@@ -51,6 +52,15 @@ class ShardSource(Frozen):
     def number(self) -> int | None:
         """Number of the shard; None if the run had no plan."""
         return self.started.shard if self.started else None
+
+    @property
+    def vanished(self) -> tuple[str, ...]:
+        """Node ids of planned tests that no longer exist."""
+        data = self.started.invocation.data if self.started else {}
+        try:
+            return msgspec.convert(data.get(NAME, {}), ShardFacts).vanished
+        except msgspec.ValidationError:  # untrusted
+            return ()
 
     def events(self) -> Iterator[AnyEvent]:
         """Read the events of the run from its journal, or derive them from its ``results.json``."""

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,6 +39,8 @@ class Collection(Frozen):
     """Node id and message for tests that a plan lacks, or that no longer exist."""
     remarks: tuple[str, ...] = ()
     """General remarks, for example that no GPU of this machine works."""
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Plugin name -> its data about the selection of tests."""
 
 
 def _wait(child: Child) -> None:
@@ -75,6 +78,7 @@ def collect_tests(
         root=next((event.root for event in events if isinstance(event, RunStarted)), ""),
         errors=tuple((e.nodeid, e.message) for e in events if isinstance(e, CollectionFailed)),
         notes=tuple((e.nodeid, e.message) for e in events if isinstance(e, Noted) and e.nodeid),
+        data=next((event.invocation.data for event in events if isinstance(event, RunStarted)), {}),
         remarks=tuple(e.message for e in events if isinstance(e, Noted) and not e.nodeid),
     )
 

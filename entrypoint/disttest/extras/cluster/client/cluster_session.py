@@ -296,7 +296,9 @@ def _begin(recorder: JobRecorder, collection: Collection, request: ClusterReques
             disttest=disttest.__version__,
             plan_id=request.part.plan_id,
             shard=request.part.shard,
-            invocation=request.invocation,
+            invocation=msgspec.structs.replace(
+                request.invocation, data={**request.invocation.data, **collection.data}
+            ),
         )
     )
     for nodeid, message in collection.notes:
