@@ -23,7 +23,7 @@ class JUnitCase(Frozen):
     """The duration as the file contains it; any text."""
     outcome: Outcome
     message: str = ""
-    """Message of the last failure, error or skip."""
+    """Message of the first failure or error, otherwise of the skip."""
     failed_before: int = 0
     """Attempts that failed before the last one (``rerunFailure``, ``flakyFailure`` and the like)."""
 
@@ -65,8 +65,8 @@ class _JUnit:
             self._at_s = _timestamp(attributes.get("timestamp", ""))
         elif name == "testcase":
             self._case = attributes, self._parser.CurrentLineNumber
-            self._outcome, self._message, self._failed_before = Outcome.PASSED, "", 0
-        elif name in _OUTCOMES:
+            self._outcome, self._message, self._failed_before = _outcome(attributes), "", 0
+        elif name in _OUTCOMES and not self._outcome.is_bad:
             self._outcome, self._message = _OUTCOMES[name], attributes.get("message", "")
         elif name in _EARLIER:
             self._failed_before += 1
@@ -87,6 +87,12 @@ class _JUnit:
                 failed_before=self._failed_before,
             )
         )
+
+
+def _outcome(attributes: dict[str, str]) -> Outcome:
+    """Return the outcome of a case without a failure. GoogleTest and CTest mark cases that did not run by attributes."""
+    left_out = attributes.get("status") in ("notrun", "disabled") or attributes.get("result") == "suppressed"
+    return Outcome.SKIPPED if left_out else Outcome.PASSED
 
 
 def _timestamp(text: str) -> float:

@@ -16,6 +16,7 @@ from disttest.errors import UsageError
 from disttest.extras.history.adding import add_results
 from disttest.extras.history.command import history
 from disttest.extras.history.git_facts import CommitFacts, facts_of_ci, project_of
+from disttest.extras.history.limits import MOST_RETRIES
 from disttest.extras.history.queries import (
     find_tests,
     read_past_runs,
@@ -200,6 +201,42 @@ class TestOtherTools:
             "tests.test_a::d": "skipped",
         }
         assert (kinds["tests.test_a::b"].message, kinds["tests.test_a::b"].commit) == ("no", "abc")
+
+    @pytest.mark.parametrize(
+        ("cases", "kind"),
+        [
+            ("<testcase {0}><failure message='no'/></testcase> <testcase {0}/>", "failed"),
+            ("<testcase {0}/> <testcase {0}><error message='no'/></testcase>", "failed"),
+            ("<testcase {0}><flakyFailure/></testcase> <testcase {0}/>", "flaky"),
+            ("<testcase {0}/> <testcase {0}><skipped/></testcase>", "passed"),
+            ("<testcase {0}><failure message='no'/><skipped message='later'/></testcase>", "failed"),
+            ("<testcase {0}><skipped message='later'/><failure message='no'/></testcase>", "failed"),
+            ("<testcase {0} status='notrun' result='suppressed'/>", "skipped"),
+            ("<testcase {0} status='run' result='suppressed'/>", "skipped"),
+            ("<testcase {0} status='disabled'/>", "skipped"),
+            ("<testcase {0} status='run' result='completed'><failure message='no'/></testcase>", "failed"),
+            ("<testcase {0} status='run' result='completed'/>", "passed"),
+        ],
+    )
+    def test_the_worst_outcome_of_a_name_counts(self, tmp_path, cases, kind):
+        report, file = tmp_path / "junit.xml", tmp_path / "h.sqlite"
+        named = cases.format("classname='G' name='a' time='1'")
+        report.write_text(f"<testsuites>{named}</testsuites>")
+        add_results(file, [report], UNKNOWN, now_s=NOW_S)
+
+        with reading(file) as connection:
+            (each,) = read_test(connection, "G::a")
+        assert (kind, kind == "failed") == (each.kind, each.message == "no")
+        assert [kind != "failed"] == [point.green for point in read_points(file)]
+
+    def test_a_number_of_retries_that_no_tool_counts(self, tmp_path):
+        report, file = tmp_path / "ctrf.json", tmp_path / "h.sqlite"
+        report.write_text(CTRF.replace('"flaky": true', f'"retries": {10**10}'))
+        add_results(file, [report], UNKNOWN, now_s=NOW_S)
+
+        with reading(file) as connection:
+            (adds,) = read_test(connection, "math::adds")
+        assert (adds.kind, adds.failed) == ("flaky", MOST_RETRIES)
 
     def test_ctrf_in_a_folder_of_artifacts(self, tmp_path):
         (tmp_path / "artifacts" / "js").mkdir(parents=True)

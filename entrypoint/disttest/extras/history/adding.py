@@ -18,6 +18,7 @@ import msgspec
 from disttest.errors import ExitCode, UsageError
 from disttest.extras.history import schema
 from disttest.extras.history.git_facts import CommitFacts
+from disttest.extras.history.limits import MOST_RETRIES
 from disttest.extras.history.records import COLUMNS, RunRecord, Verdict, record_of
 from disttest.extras.history.sources import find_sources, holds_history, load_run
 from disttest.extras.history.store import reading, writing
@@ -66,7 +67,11 @@ def read_foreign(path: Path) -> tuple[RunResult, list[str]]:
 
 
 def _run(tests: Iterable[_Attempt], began_s: float, digest: str) -> RunResult:
-    outcomes = tuple(_outcome(test) for test in {test.name: test for test in tests}.values())
+    named: dict[str, _Attempt] = {}
+    for test in tests:
+        # A report of several runs (Python versions, shards) repeats names; a pass must not hide the failure of another.
+        named[test.name] = max(named.get(test.name, test), test, key=_severity)
+    outcomes = tuple(map(_outcome, named.values()))
     took_s = sum(outcome.final.duration_s for outcome in outcomes)
     failed = any(outcome.final.outcome.is_bad for outcome in outcomes)
     return RunResult(
@@ -87,6 +92,10 @@ def _run(tests: Iterable[_Attempt], began_s: float, digest: str) -> RunResult:
     )
 
 
+def _severity(test: _Attempt) -> tuple[bool, bool, int]:
+    return test.outcome.is_bad, test.outcome.has_run, test.failed_before
+
+
 def _outcome(test: _Attempt) -> TestOutcome:
     case = TestCase(
         nodeid=test.name,
@@ -97,9 +106,9 @@ def _outcome(test: _Attempt) -> TestOutcome:
         line=1,
         suite=test.suite,
     )
-    earlier = (
-        TestResult(nodeid=test.name, outcome=Outcome.FAILED, message=test.message),
-    ) * test.failed_before
+    earlier = (TestResult(nodeid=test.name, outcome=Outcome.FAILED, message=test.message),) * min(
+        test.failed_before, MOST_RETRIES
+    )
     final = TestResult(
         nodeid=test.name,
         outcome=test.outcome,

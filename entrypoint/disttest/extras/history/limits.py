@@ -10,6 +10,8 @@ OLDEST_S = 946_684_800.0
 """The year 2000. An earlier clock was not set when the run began (1970 after a boot without a battery)."""
 REPORTED_RUNS = 50
 """Earlier runs in reports."""
+MOST_RETRIES = 100
+"""Failed attempts of one test that count in a report of another tool, which may claim any number."""
 MESSAGE = 300
 """Characters kept of a failure's message."""
 TIMED_RUNS = 60
