@@ -91,7 +91,10 @@ class TestAdding:
         merged = tmp_path / "merged"
         merged.mkdir()
         write_reports(merge([tmp_path / "s1", tmp_path / "s2"], merged), merged, ("json",))
-        file, order = tmp_path / "h.sqlite", [tmp_path / "s1", merged, tmp_path / "s2"]
+        again = tmp_path / "again"
+        again.mkdir()
+        write_reports(merge([merged], again), again, ("json",))
+        file, order = tmp_path / "h.sqlite", [tmp_path / "s1", merged, tmp_path / "s2", again]
         add_results(file, [merged, *order] if merged_first else order, UNKNOWN, now_s=NOW_S)
 
         points = read_points(file)

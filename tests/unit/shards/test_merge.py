@@ -125,11 +125,18 @@ def test_earlier_merges_below_the_shards_are_not_read_again(artifacts: Path) -> 
 
 def test_a_merged_run_can_be_merged(artifacts: Path, into: Path, tmp_path: Path) -> None:
     two_shards(artifacts)
-    merge([artifacts], into)
+    once = merge([artifacts], into)
     again = tmp_path / "again"
     again.mkdir()
 
-    assert 4 == len(merge([into], again).tests)
+    twice = merge([into], again)
+
+    assert 4 == len(twice.tests)
+    assert [(1, "run-of-results-1"), (2, "run-of-results-2")] == [(s.shard, s.run_id) for s in twice.shards]
+    assert [shard.directory for shard in once.shards] == [shard.directory for shard in twice.shards]
+    assert ["run-1.shard-1", "run-1.shard-2"] == [shard.label for shard in twice.shards]
+    assert {shard.label for shard in twice.shards} == {w.world_id.partition("/")[0] for w in twice.worlds}
+    assert render_merged(once) == render_merged(twice)
 
 
 def test_a_shard_that_never_reported_is_not_a_pass(artifacts: Path, into: Path) -> None:
@@ -428,11 +435,11 @@ def test_results_json_stands_in_for_a_lost_journal(artifacts: Path, into: Path) 
     assert [1, 2] == [shard.shard for shard in run.shards]
 
 
-def test_unfold_undoes_fold(artifacts: Path) -> None:
+def test_unfold_undoes_fold(artifacts: Path, into: Path) -> None:
     two_shards(artifacts)
-    run = fold(read_events(artifacts / "results-2" / FILE_NAME))
 
-    assert run == fold(unfold(run))
+    for run in (fold(read_events(artifacts / "results-2" / FILE_NAME)), merge([artifacts], into)):
+        assert run == fold(unfold(run))
 
 
 def test_missing_logs_are_counted_and_not_linked(artifacts: Path, into: Path) -> None:

@@ -235,7 +235,8 @@ class _Merge:
             # The later run of a shard also decides how the shard ended.
             name = source.label if number is None else f"shard {number}"
             self._ends.add(name, shard.end, label=source.label)
-            yield ShardJoined(at_s=shard.span.ended_at_s, shard=shard.span)
+            if not shard.has_spans:
+                yield ShardJoined(at_s=shard.span.ended_at_s, shard=shard.span)
         yield from self._missing()
         code, reason = self._ends.conclude(
             self._verdicts.values(), vanished=bool(self._vanished), planned=self._plan is not None
@@ -339,6 +340,10 @@ class _ShardStream:
     def __init__(self, source: ShardSource, into: Path) -> None:
         self.source = source
         self.has_concluded = False
+        self.has_spans = False
+        """Whether it has yielded the spans of its own shards: it is a merged result."""
+        # The part of a name before the slash is the label of a shard.
+        self._prefix = f"{source.label}{'.' if source.is_merged else '/'}"
         self.is_uncollected = False
         started = source.started
         self.span = ShardSpan(
@@ -384,7 +389,7 @@ class _ShardStream:
             yield Noted(at_s=at_s, message=text)
 
     def _renamed(self, event: AnyEvent) -> Iterator[AnyEvent]:
-        label = self.source.label
+        label, prefix = self.source.label, self._prefix
         match event:
             case TestCollected(test=test):
                 self._open.setdefault(test.nodeid, None)
@@ -399,20 +404,24 @@ class _ShardStream:
                 self._open.pop(result.nodeid, None)
                 yield replace(event, result=self._moved(result))
             case WorldStarted():
-                slots = self._once(tuple(f"{label}/{slot}" for slot in event.slots))
-                world_id = self._once(f"{label}/{event.world_id}")
+                slots = self._once(tuple(f"{prefix}{slot}" for slot in event.slots))
+                world_id = self._once(f"{prefix}{event.world_id}")
                 yield replace(event, world_id=world_id, slots=slots, shape=self._once(event.shape))
             case WorldEnded():
-                yield replace(event, world_id=self._once(f"{label}/{event.world_id}"))
+                yield replace(event, world_id=self._once(f"{prefix}{event.world_id}"))
             case Noted(message=message):
                 yield replace(event, message=f"{label}: {message}")
+            case ShardJoined(shard=span) if self.source.is_merged:
+                self.has_spans = True
+                directory = os.path.normpath(f"{self.span.directory}/{span.directory}")
+                yield replace(event, shard=replace(span, label=f"{prefix}{span.label}", directory=directory))
             case CollectionFailed():
                 self.is_uncollected = True
                 yield event
 
     def _moved(self, result: TestResult) -> TestResult:
         ranks = tuple(self._logs.moved(rank) for rank in result.ranks)
-        world_id = self._once(f"{self.source.label}/{result.world_id}") if result.world_id else ""
+        world_id = self._once(f"{self._prefix}{result.world_id}") if result.world_id else ""
         return replace(result, nodeid=self._once(result.nodeid), ranks=ranks, world_id=world_id)
 
     def _once(self, value: T) -> T:

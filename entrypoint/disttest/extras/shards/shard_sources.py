@@ -26,6 +26,7 @@ from disttest.results.events import (
     Noted,
     RunFinished,
     RunStarted,
+    ShardJoined,
     TestCollected,
     TestFinished,
     WorldEnded,
@@ -52,6 +53,11 @@ class ShardSource(Frozen):
     def number(self) -> int | None:
         """Number of the shard; None if the run had no plan."""
         return self.started.shard if self.started else None
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether it is the result of an earlier merge."""
+        return _is_merged(self.started)
 
     @property
     def vanished(self) -> tuple[str, ...]:
@@ -191,6 +197,8 @@ def unfold(run: RunResult) -> Iterator[AnyEvent]:
         yield TestCollected(at_s=run.started_at_s, test=test.test)
         for attempt in test.attempts:
             yield TestFinished(at_s=attempt.started_at_s + attempt.duration_s, result=attempt)
+    for shard in run.shards:
+        yield ShardJoined(at_s=shard.ended_at_s, shard=shard)
     for note in run.notes:
         yield Noted(at_s=run.ended_at_s, message=note)
     yield RunFinished(at_s=run.ended_at_s, exit_code=run.exit_code, reason=run.reason)
