@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 from rich.text import Text
 
 from disttest.model import TestCase, TestResult, WorldShape
@@ -56,7 +57,7 @@ class Progress:
     """Node id -> expected duration."""
     root: str = ""
     began: RunStarted | None = None
-    """First event of the command, which has the user's request; the controller's follows."""
+    """First event of the command, which has the user's request, with the root that the controller knows."""
     started_at_s: float = 0.0
     """Start of the tests, after collection."""
     now_s: float = 0.0
@@ -83,7 +84,7 @@ class Progress:
         match event:
             case RunStarted():
                 self.root = event.root
-                self.began = self.began or event
+                self.began = msgspec.structs.replace(self.began or event, root=event.root)
                 self.started_at_s = event.at_s
             case TestCollected(test=test):
                 self._collected(test)

@@ -18,7 +18,7 @@ from disttest.reports.progress import Progress, status_line
 from disttest.reports.terminal import print_final
 from disttest.reports.text import shorten
 from disttest.reports.views import PlainView, make_view
-from disttest.results.events import CollectionFailed, Noted, TestCollected, TestFinished
+from disttest.results.events import CollectionFailed, Noted, RunStarted, TestCollected, TestFinished
 
 JOB = disttest_ci_job({"GITHUB_ACTIONS": "true"})
 
@@ -205,6 +205,17 @@ class TestPlainView:
             "  repeat: disttest run 'tests/test_ddp.py::test_bad[2xgloo]' --world-sizes 2 --backend gloo --device cpu",
             "- tests/test_ddp.py::test_not[2xgloo] skipped: no GPU (0 s)",
         ]
+
+    def test_files_are_below_the_root_of_pytest_not_below_the_folder_of_the_command(self):
+        where, sample = console(), sample_of_three()
+        begun = sample.events[0]
+        assert isinstance(begun, RunStarted)
+        facts = msgspec.structs.replace(begun.invocation, workspace=begun.root)
+        view = PlainView(where)
+        view.handle(msgspec.structs.replace(begun, root=f"{begun.root}/below", invocation=facts))
+        fed(view, sample)
+
+        assert "tests/test_ddp.py:12: error: rank 1 failed" in said(where).splitlines()
 
     def test_on_github_what_went_well_is_folded_when_its_suite_is_complete(self):
         where = console()
