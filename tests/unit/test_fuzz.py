@@ -30,7 +30,7 @@ from disttest.options.option import Option
 from disttest.options.registry import PLUGIN_OPTIONS, RUN_OPTIONS
 from disttest.options.run import resolve_options
 from disttest.plugins.costs.cost import cost_of
-from disttest.reports.timeline import build_timeline, render_lanes
+from disttest.plugins.costs.timeline import build_timeline, render_lanes
 from disttest.reports.write import reporters, write_reports
 from disttest.results import journal as journals
 from disttest.results.durations import read_timings

@@ -13,9 +13,9 @@ from disttest.extras.shards.merging import merge
 from disttest.model import Hardware, ShardSpan, WorldShape
 from disttest.plugins.costs.cost import cost_of, costs_of
 from disttest.plugins.costs.lines import cost_lines
+from disttest.plugins.costs.makespan import least_makespan_s
 from disttest.results.fold import RunResult, WorldSpan, fold
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.results.makespan import least_makespan_s
 
 
 def run_of(path: Path) -> RunResult:

@@ -22,7 +22,7 @@ from disttest.extras.history.limits import MOST_RETRIES
 from disttest.extras.history.records import COLUMNS, RunRecord, Verdict, record_of
 from disttest.extras.history.sources import find_sources, holds_history, load_run
 from disttest.extras.history.store import reading, writing
-from disttest.model import UNREADABLE, Frozen, Hardware, Outcome, TestCase, TestResult
+from disttest.model import UNREADABLE, Frozen, Hardware, Outcome, TestCase, TestResult, parts_of
 from disttest.planning.timings import is_usable
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.junit_cases import JUnitCase, read_junit
@@ -101,7 +101,7 @@ def _outcome(test: _Attempt) -> TestOutcome:
         nodeid=test.name,
         slug="",
         classname=test.name.partition("::")[0],
-        name=test.name.rpartition("::")[2],
+        name=parts_of(test.name)[2],
         file=test.file,
         line=1,
         suite=test.suite,

@@ -1,1 +1,1 @@
-"""Cost of a run on shared machines: slot-minutes used, lost and idle, and the time with one slot more or fewer."""
+"""Slots of a run: the timeline, and on shared machines their cost: minutes used, lost and idle, one slot more or fewer."""

@@ -9,8 +9,7 @@ from msgspec import structs
 
 from disttest.model import Batch, Frozen, Isolation, WorldShape
 from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
-from disttest.results.fold import RunResult
-from disttest.results.makespan import (
+from disttest.plugins.costs.makespan import (
     are_gpus,
     beside_bound_s,
     counted_worlds,
@@ -18,6 +17,7 @@ from disttest.results.makespan import (
     parts_of,
     work_of,
 )
+from disttest.results.fold import RunResult
 
 SIMULATED_WORLDS = 2_000
 """Up to this many worlds, one slot more or fewer is simulated; above, its effect is estimated from the bound."""

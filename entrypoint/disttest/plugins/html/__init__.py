@@ -1,1 +1,4 @@
-"""The report ``report.html``: a single file with all content, which works without a network and from any folder."""
+"""The report ``report.html``: a single file with all content, which works without a network and from any folder.
+
+The timeline of slots comes from the plugin ``costs``.
+"""

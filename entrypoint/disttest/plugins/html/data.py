@@ -18,13 +18,13 @@ from disttest.model import (
     WaitGraph,
     rank_name,
 )
+from disttest.plugins.costs.timeline import build_timeline
 from disttest.reports import aggregates
 from disttest.reports.aggregates import KINDS
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.past_runs import PastRun, words_of_streak
 from disttest.reports.text import clean, duration, one_line, shorten
-from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed, without_stacks
 from disttest.results.recorded import fact_lines, has_records, warning_lines

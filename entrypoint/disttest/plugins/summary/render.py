@@ -9,13 +9,13 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from disttest.model import RankRecord, TestResult, rank_name
+from disttest.plugins.costs.timeline import build_timeline, render_lanes
 from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup, Tally, Warned, warnings_by_section
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.markdown import cell, code, code_cell, code_in_html, escape, exact_code, fenced, in_html
 from disttest.reports.reporter import facts_of, tables_by_section
 from disttest.reports.text import clean, count, duration, one_line, shorten
-from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results.findings import describe_plugins
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed

@@ -6,7 +6,7 @@ import pytest
 from sample_runs import EPOCH_S, SampleRun, mixed_run
 
 from disttest.model import Outcome
-from disttest.reports.timeline import build_timeline, render_lanes
+from disttest.plugins.costs.timeline import build_timeline, render_lanes
 
 
 def test_two_worlds_side_by_side_and_an_ordinary_test():

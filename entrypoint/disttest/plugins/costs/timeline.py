@@ -9,10 +9,10 @@ from functools import cache, cached_property
 from itertools import chain, takewhile
 
 from disttest.model import TestResult
+from disttest.plugins.costs.makespan import least_makespan_s
 from disttest.reports import aggregates
 from disttest.reports.text import duration
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
-from disttest.results.makespan import least_makespan_s
 
 CONTROLLER = "controller"
 """Lane of ordinary tests, which run in the controller and hold no slot."""
