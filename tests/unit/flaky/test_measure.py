@@ -250,8 +250,27 @@ def test_slow_runs_without_a_failure_leave_half_of_the_time_to_perturbations(sec
 
     assert found.plain.ran <= seconds / 2 + 2
     assert AFTER.name in found.perturbed
+    assert () == found.untried
+
+
+def test_what_had_no_time_is_named_as_untried():
+    found = Timed(lambda _trial, _number: False, trials=5).measure()
+
     assert found.untried
     assert not {*found.untried} & {*found.perturbed}
+
+
+def test_a_slow_perturbation_leaves_time_for_those_after_it():
+    class Slow(Timed):
+        def attempt(self, trial: Trial) -> Outcomes:
+            if "cpu:8" not in trial.words:
+                return super().attempt(trial)
+            self.left -= math.ceil(self.left * trial.share)
+            return Outcomes()
+
+    found = Slow(lambda _trial, _number: False, trials=120).measure()
+
+    assert ("cpu",) == found.untried
 
 
 def test_the_other_tests_that_break_one_are_found_although_its_runs_are_slow():

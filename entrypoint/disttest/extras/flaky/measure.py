@@ -157,14 +157,16 @@ class Measurement:
                 self._failing_seed = seed_of(self._nodeid, number, seed)
         # More runs of a test that always fails teach nothing; a few show that no perturbation helps.
         times = CONFIRMATIONS if self.plain.failed and not self.plain.passed else times
-        for row in self.table:
+        for index, row in enumerate(self.table):
             verdict = self.verdict
             if verdict.is_known and verdict.cause is not Cause.DETERMINISTIC:
                 return  # the time that is left is for the smallest perturbation
             if row == AFTER:
                 self._run_after_others(seed)
             else:
-                self._run(row.name, Trial(words=row.strengths[0], times=times, seed=seed))
+                # A slow perturbation, such as starved processors, would otherwise leave no time for those after it.
+                share = 1 / (len(self.table) - index)
+                self._run(row.name, Trial(words=row.strengths[0], times=times, seed=seed, share=share))
 
     def _run_plainly(self, times: int, seed: int, share: float) -> Outcomes:
         trial = Trial(times=times, seed=seed, share=share)
