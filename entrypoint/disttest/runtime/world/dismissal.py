@@ -68,13 +68,19 @@ def _describe(slow: Sequence[int], limit_s: float) -> str:
     return f"{rank_names(slow)} did not leave within {limit_s:g} s after {whose} last test and {was} killed"
 
 
-def late_deaths(ranks: Supervisor, attempt: Attempt, stuck: frozenset[int]) -> list[RankProcessHandle]:
+def late_deaths(
+    ranks: Supervisor, attempt: Attempt, stuck: frozenset[int], *, healthy: bool
+) -> list[RankProcessHandle]:
     """List the ranks that died by a signal or with an exit code after their test was judged.
 
-    After an expected failure libraries may abort a rank at its exit, whose peers are gone: only its fixtures count.
+    Args:
+        ranks: the ranks.
+        attempt: the last test.
+        stuck: ranks that did not leave within the limit.
+        healthy: whether the world could have run another test. Otherwise libraries may abort a rank at its exit, because its
+            groups are broken, and only its fixtures count.
     """
-    failed = attempt.failed_s is not None
-    if failed and any(progress.killed for progress in attempt.ranks):
+    if attempt.failed_s is not None and any(progress.killed for progress in attempt.ranks):
         return []
     return [
         handle
@@ -82,7 +88,7 @@ def late_deaths(ranks: Supervisor, attempt: Attempt, stuck: frozenset[int]) -> l
         if handle.rank not in stuck
         and not attempt.of(handle.rank).killed
         and handle.child.ended_badly
-        and not (failed and attempt.of(handle.rank).torn_down)
+        and (healthy or not attempt.of(handle.rank).torn_down)
     ]
 
 

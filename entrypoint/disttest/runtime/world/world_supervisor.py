@@ -495,7 +495,7 @@ class WorldSupervisor:
         torn = attempt.failed_tear_downs()
         if self._has_failed:
             return tuple((attempt.test.nodeid, _describe_tear_down(progress)) for progress in torn)
-        dead = late_deaths(self._ranks, attempt, self._stuck)
+        dead = late_deaths(self._ranks, attempt, self._stuck, healthy=self._is_healthy(attempt))
         for handle in dead:
             self._ranks.record_exit(handle, attempt)
         for progress in torn:
