@@ -131,7 +131,11 @@ class Progress:
     def _finished(self, result: TestResult) -> None:
         self.running.pop(result.nodeid, None)
         before = self.outcome(result.nodeid)
-        self.attempts.setdefault(result.nodeid, []).append(result)
+        attempts = self.attempts.setdefault(result.nodeid, [])
+        # If a rank dies after its test was judged, a second result replaces the first.
+        if attempts and attempts[-1].attempt == result.attempt:
+            attempts.pop()
+        attempts.append(result)
         self.spent_s += max(0.0, result.duration_s)
         after = self.outcome(result.nodeid)
         if after is None:

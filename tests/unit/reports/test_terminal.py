@@ -206,6 +206,17 @@ class TestPlainView:
             "- tests/test_ddp.py::test_not[2xgloo] skipped: no GPU (0 s)",
         ]
 
+    def test_a_second_result_of_an_attempt_replaces_the_first(self):
+        where, sample = console(), sample_of_three()
+        view = PlainView(where)
+        fed(view, sample)
+        good = next(each.result for each in sample.events if isinstance(each, TestFinished))
+        late = msgspec.structs.replace(good, outcome=Outcome.FAILED, message="rank 1 died later")
+        view.handle(TestFinished(at_s=9.0, result=late))
+
+        assert "rank 1 died later" in said(where)
+        assert "attempt 1" not in said(where)
+
     def test_files_are_below_the_root_of_pytest_not_below_the_folder_of_the_command(self):
         where, sample = console(), sample_of_three()
         begun = sample.events[0]
