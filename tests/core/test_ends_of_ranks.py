@@ -48,6 +48,15 @@ SUITE = """
         def test_passed_with_code_0(self):
             sys.exit(0)
 
+        def test_red_exits_with_code_0_while_its_peer_waits(self):
+            if self.rank == 1:
+                sys.exit(0)
+            dist.barrier()
+
+        def test_red_exits_with_a_list(self):
+            if self.rank == 1:
+                sys.exit(["fatal"])
+
         def test_red_fails_and_wakes_its_peer(self):
             if self.rank == 1:
                 assert not "here"
@@ -109,7 +118,7 @@ def test_every_end_is_what_its_name_says(ended):
         or (not outcome.is_bad and f"_{outcome.value}_" not in nodeid)
     }
     assert {} == wrong
-    assert 20 == len(found)
+    assert 24 == len(found)
 
 
 @pytest.mark.parametrize("case", ["TestThreads", "TestThreadsOfTorch"])

@@ -83,10 +83,54 @@ PEERS = """
 """
 
 
+QUIET = """
+    import threading
+    import time
+
+    import pytest
+
+    @pytest.fixture(scope="module")
+    def skips():
+        yield
+        pytest.skip("an optional clean-up")
+
+    @pytest.mark.world_size(2)
+    def test_skip(world, skips):
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+
+    @pytest.mark.world_size(2)
+    def test_follows(world):
+        pass
+"""
+STUCK = """
+    import signal
+    import sys
+    import threading
+    import time
+
+    import pytest
+
+    @pytest.fixture(scope="module")
+    def waits():
+        yield
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        time.sleep(3600)
+
+    @pytest.mark.world_size(1)
+    def test_stuck(world, waits):
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+
+    @pytest.mark.world_size(1)
+    def test_follows(world):
+        pass
+"""
+
+
 @pytest.fixture(scope="module")
 def ended(module_lab):
     files = {f"test_{how.replace(' ', '_')}": suite(*parts) for how, parts in ENDS.items()}
     files |= {"test_failed": suite("audit", "", "assert not 'here'"), "test_peers": PEERS}
+    files |= {"test_quiet": QUIET, "test_ended": STUCK}
     return module_lab.write(**files).run(".")
 
 
@@ -108,3 +152,8 @@ def test_it_is_a_note_of_a_test_that_has_failed_already(ended):
 
 def test_a_fixture_that_misses_its_peer_after_an_expected_failure_says_nothing(ended):
     assert Outcome.XFAILED is ended.result("test_peers.py::test_first[2xgloo]").outcome
+
+
+@pytest.mark.parametrize("name", ["test_quiet.py::test_skip[2xgloo]", "test_ended.py::test_stuck[1xgloo]"])
+def test_a_skip_and_the_end_of_a_rank_that_does_not_leave_fail_nothing(ended, name):
+    assert Outcome.PASSED is ended.result(name).outcome

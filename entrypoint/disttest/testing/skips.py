@@ -94,9 +94,13 @@ def _exit_or_skip(skip: TestSkip, args: tuple[Any, ...]) -> None:
         handle(skip.message)
     elif isinstance(owner, int) or any(hasattr(owner, name) for name in _STARTS_RANKS):
         sys.exit(skip.exit_code)  # noqa: TID251  # torch's convention for a rank that skips
-    else:
-        # A rank of a world reports to pytest, for which an exit is a failure.
+    # A rank of a world reports to pytest, for which an exit is a failure.
+    elif isinstance(owner, unittest.TestCase):
         raise unittest.SkipTest(skip.message)
+    else:
+        import pytest  # pytest 9.0.0 knows SkipTest in unittest's classes only
+
+        pytest.skip(skip.message)
 
 
 _STARTS_RANKS = ("__disttest_kind__", "_check_return_codes", "_worker_loop")

@@ -99,8 +99,10 @@ LONG = "".join(f"{number:x}~?>" for number in range(4_000, 4_080))
 
 @pytest.mark.parametrize("width", [64, 76])
 @pytest.mark.parametrize("value", [LONG, "ghs_0123456789abcdef"])
-@pytest.mark.parametrize("before", range(0, 60, 7))
-@pytest.mark.parametrize("line", ["{}\n", "{}\\n", "E   [rank 0] {}\n"])
+@pytest.mark.parametrize("before", range(0, 60, 13))
+@pytest.mark.parametrize(
+    "line", ["{}\n", "{}\\n", "{}\\u000a", "{}%0A", "E   [rank 0] {}\n", "\x1b[32m{}\x1b[0m\n", "log/0/{}\n"]
+)
 def test_a_value_is_hidden_in_the_lines_of_wrapped_base64(width, value, before, line):
     encoded = base64.b64encode(f"{'.' * before}{value}{'.' * 60}".encode()).decode()
     lines = [encoded[at : at + width] for at in range(0, len(encoded), width)]

@@ -352,8 +352,15 @@ def section_data(section: Section) -> dict[str, Any]:
     """Return the data of a plugin's section in the report of one test."""
     return {
         "title": one_line(section.title, 300),
-        "lines": [one_line(line, 2000) for line in section.lines[:_MOST_LINES]],
+        "lines": [_indented(line) for line in section.lines[:_MOST_LINES]],
     }
+
+
+def _indented(line: str) -> str:
+    """Return a line of source or of a table with its spaces, which one_line would join."""
+    text = clean(line).expandtabs().rstrip()
+    indent = len(text) - len(text.lstrip(" "))
+    return " " * min(indent, 40) + one_line(text, 2000)
 
 
 def finding_data(finding: PluginFinding) -> dict[str, Any]:

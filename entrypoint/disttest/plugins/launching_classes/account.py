@@ -67,24 +67,32 @@ def thread_records(
             the threads that wait for it by a SystemExit with a text.
         log: log of the process that they share.
     """
+    wakes = any(_wakes(error) for _, error in raised[1:])
     by_rank: dict[int, tuple[int, BaseException]] = {}
     for order, (rank, error) in enumerate(raised):
         by_rank.setdefault(rank, (order, error))
-    return tuple(_thread_record(rank, by_rank.get(rank), log) for rank in range(size))
+    return tuple(_thread_record(rank, by_rank.get(rank), log, wakes=wakes) for rank in range(size))
 
 
-def _thread_record(rank: int, raised: tuple[int, BaseException] | None, log: str) -> RankRecord:
+def _wakes(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and isinstance(error.code, str)
+
+
+def _thread_record(
+    rank: int, raised: tuple[int, BaseException] | None, log: str, *, wakes: bool
+) -> RankRecord:
     passed = RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.PASSED, phase="call", log=log)
     if raised is None:
         return passed
     order, error = raised
     if isinstance(error, unittest.SkipTest):
         return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=str(error))
-    if isinstance(error, SystemExit) and error.code in SKIP_MESSAGES:
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code in SKIP_MESSAGES:
         return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=SKIP_MESSAGES[error.code])
-    if isinstance(error, SystemExit) and not error.code:
+    # The first to leave while others wait for it has not finished the test, whatever its code.
+    if isinstance(error, SystemExit) and not error.code and not (wakes and not order):
         return passed
-    if isinstance(error, SystemExit) and isinstance(error.code, str) and order:
+    if _wakes(error) and order:
         message = "was woken from its wait, because another thread had failed"
         return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", message=message, woken=True, log=log)
     message, details = describe(error)

@@ -1,8 +1,7 @@
 """Lines of wrapped base64 that contain a part of a value: ``base64``, MIME and PEM break it after 64 or 76 characters.
 
 The break may lie anywhere in the value, and a log or a report writes something before each line. So each line is judged
-alone: every eight characters in a row that the encoded value contains are hidden. Innocent text does not contain them, and
-at most seven characters of a value remain at a break.
+alone: every eight characters in a row that the encoded value contains are hidden. Innocent text does not contain them.
 """
 
 from __future__ import annotations
@@ -12,10 +11,13 @@ import re
 from collections.abc import Iterable, Iterator
 
 _WINDOW = 8
-_RUN = re.compile(rb"[A-Za-z0-9+/_-]{%d,}" % _WINDOW)
-_RUN_AT_END = re.compile(rb"[A-Za-z0-9+/_-]{%d,}\Z" % _WINDOW)
-# Escaped line ends (`\n`, `%0A`) end with characters that would count as the first ones of the line after them.
-_ESCAPES = {ord("\\"): 1, ord("%"): 2}
+_ALPHABET = rb"[A-Za-z0-9+/_-]"
+# Shorter words are most of a log. The last line of wrapped base64 may be as short.
+_LINE = re.compile(_ALPHABET + rb"{16,}")
+_LAST_LINE = re.compile(_ALPHABET + rb"{%d,}" % _WINDOW)
+_AT_END = re.compile(_ALPHABET + rb"{%d,}\Z" % _WINDOW)
+_GAP = 80
+"""Bytes from the end of a line to its continuation: the prefix of a report, escapes, spaces."""
 _MOST = 1 << 14
 """Bytes of a value whose lines are found: each costs memory in every process of the run."""
 
@@ -40,30 +42,28 @@ class EncodedLines:
                 self._windows.update(text[at : at + _WINDOW] for at in range(len(text) - _WINDOW + 1))
 
     def spans(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield start and end of each part: a line contains one at its beginning, at its end, or is one."""
-        for run in _RUN.finditer(data) if self._windows else ():
-            start, stop = run.span()
-            start += _ESCAPES.get(data[start - 1], 0) if start else 0
-            if data[start : start + _WINDOW] in self._windows:
-                yield start, self._end(data, start, stop)
-            if data[stop - _WINDOW : stop] in self._windows:
-                yield self._start(data, start, stop), stop
+        """Yield start and end of each part."""
+        for line in _LINE.finditer(data) if self._windows else ():
+            end = 0
+            for start, end in self._within(data, *line.span()):
+                yield start, end
+            for last in _LAST_LINE.finditer(data, end, end + _GAP) if end == line.end() else ():
+                yield from self._within(data, *last.span())
 
     def unfinished(self, data: bytes) -> int:
         """Return the number of bytes at the end that may be continued by the next piece of a stream."""
-        run = _RUN_AT_END.search(data[-_MOST:]) if self._windows else None
-        if run is None or run[0][-_WINDOW:] not in self._windows:
-            return 0
-        return len(run[0]) - self._start(run[0], 0, len(run[0]))
+        run = _AT_END.search(data[-_MOST:]) if self._windows else None
+        spans = list(self._within(run[0], 0, len(run[0]))) if run is not None else []
+        return len(run[0]) - spans[-1][0] if run and spans and spans[-1][1] == len(run[0]) else 0
 
-    def _end(self, data: bytes, start: int, stop: int) -> int:
+    def _within(self, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
         at = start
-        while at + _WINDOW < stop and data[at + 1 : at + 1 + _WINDOW] in self._windows:
-            at += 1
-        return at + _WINDOW
-
-    def _start(self, data: bytes, start: int, stop: int) -> int:
-        at = stop - _WINDOW
-        while at > start and data[at - 1 : at - 1 + _WINDOW] in self._windows:
-            at -= 1
-        return at
+        while at + _WINDOW <= stop:
+            begin = at
+            while at + _WINDOW <= stop and data[at : at + _WINDOW] in self._windows:
+                at += 1
+            if at > begin:
+                at += _WINDOW - 1
+                yield begin, at
+            else:
+                at += 1

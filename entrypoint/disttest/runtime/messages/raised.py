@@ -82,6 +82,11 @@ def describe_held_back(error: BaseException) -> Raised | None:
     return None if earlier is None or is_harmless(earlier) else describe_raised(earlier)
 
 
+def is_skip(error: BaseException | None) -> bool:
+    """Whether an exception skips a test or expects its failure; in a tear-down it changes nothing."""
+    return isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest))
+
+
 def is_harmless(error: BaseException) -> bool:
     """Whether an exception is a skip, or ends an iteration."""
     skips = isinstance(error, OutcomeException) and not isinstance(error, pytest.fail.Exception)

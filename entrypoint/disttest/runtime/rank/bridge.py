@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import unittest
 import warnings
 from collections.abc import Callable, Generator
 from time import CLOCK_MONOTONIC, clock_gettime
@@ -29,6 +28,7 @@ from disttest.runtime.messages.raised import (
     describe_raised,
     failed_outcome,
     first_exit,
+    is_skip,
     stop_of,
 )
 from disttest.runtime.rank.recording import TestRecorder
@@ -181,8 +181,7 @@ def raised_in(item: pytest.Item, call: pytest.CallInfo[None]) -> BaseException |
     # `TestCaseFunction._excinfo` is private to pytest; without it the exception is unknown until makereport.
     kept = getattr(item, "_excinfo", None) or [call.excinfo]
     error = kept[0].value if kept[0] is not None else None
-    skips = isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest))
-    return None if skips else error
+    return None if is_skip(error) else error
 
 
 def expected_failure(item: pytest.Item, error: BaseException) -> str | None:

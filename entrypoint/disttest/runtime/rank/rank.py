@@ -42,7 +42,7 @@ from disttest.runtime.messages.protocol import (
     TornDown,
     clean_text,
 )
-from disttest.runtime.messages.raised import describe_raised
+from disttest.runtime.messages.raised import describe_raised, is_skip
 from disttest.runtime.rank import flight, state_snapshot, watchdog
 from disttest.runtime.rank.bridge import Bridge
 from disttest.runtime.rank.child import (
@@ -461,6 +461,8 @@ def tear_down_rest(session: pytest.Session) -> TornDown:
         session._setupstate.teardown_exact(None)  # noqa: SLF001
     except BaseException as error:  # noqa: BLE001
         traceback.print_exc()
+        if is_skip(error):
+            return TornDown()
         raised = describe_raised(error)
         return TornDown(
             failure=PhaseEnded(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -182,9 +182,8 @@ class RankProgress:
     @property
     def further_failures(self) -> list[PhaseEnded]:
         """The failed phases and subtests besides the one that decides."""
-        return [
-            report for report in self.reports if report.outcome.is_bad and report is not self.verdict_report
-        ]
+        decides = self.verdict_report
+        return [report for report in self.reports if report.outcome.is_bad and report is not decides]
 
     @property
     def may_run_another(self) -> bool:
@@ -296,6 +295,8 @@ class Attempt:
     """When the first rank failed, died or xfailed; an expected failure counts because peers may wait for that rank."""
     lost_peer_s: float | None = None
     """When the first rank failed because it lost a peer, and the peer itself has not failed yet."""
+    left: bool = False
+    """Whether a rank left the test by `pytest.xfail`: it may have missed calls of the others."""
     cancelled: str = ""
     """The reason for a cancellation; empty if there was none."""
     cancelled_s: float = 0.0
@@ -351,6 +352,7 @@ class Attempt:
         self.reported_s = monotonic()
         # A rank that calls `pytest.xfail` where ranks may differ ends only itself: the others may fail.
         leaves = report.outcome is Outcome.XFAILED and not marked and self.test.ranks_may_differ
+        self.left = self.left or leaves
         if not report.partial and not report.unrendered and report.outcome.is_final and not leaves:
             self._note_end(report, report.ended_at_s)
 
@@ -409,14 +411,19 @@ class Attempt:
         if self.failed_s is None:
             self.failed_s = at_s
 
-    def failed_tear_downs(self) -> list[RankProgress]:
-        """List the ranks in which a fixture that outlived the test failed, unless that follows from the end of a peer."""
+    def failed_tear_downs(self, stuck: Collection[int]) -> list[RankProgress]:
+        """List the ranks in which a fixture that outlived the test failed, unless that follows from the end of a peer.
+
+        Args:
+            stuck: ranks that were ended in their tear-down.
+        """
         if any(progress.killed for progress in self.ranks):
             return []
         return [
             progress
             for progress in self.ranks
-            if (failure := progress.failed_tear_down) is not None
+            if progress.rank not in stuck
+            and (failure := progress.failed_tear_down) is not None
             and not (self.failed_s is not None and is_consequence(failure.message))
         ]
 

@@ -65,8 +65,9 @@ class RankProcessHandle:
     phase: Callable[[], str] = lambda: "call"
     """Returns the phase of the test; ranks of adapted classes have only one."""
     xfail: Callable[[], bool] = lambda: False
-    xfail_by_assertion: Callable[[], bool] = lambda: False
     """Returns whether the test is marked as an expected failure in its current phase."""
+    xfail_by_assertion: Callable[[], bool] = lambda: False
+    """Returns whether the mark covers a failed assertion."""
     held: Callable[[], bool] = lambda: False
     """Returns whether the rank is being debugged."""
     ready: bool = False

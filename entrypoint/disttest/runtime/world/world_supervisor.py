@@ -25,7 +25,7 @@ from disttest.host.descendants import children_of, kill_descendants, name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.host.process_limits import lack_for_ranks
 from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_COLLECT_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
-from disttest.model import ALONE, TestCase, TestResult, WorldKind, WorldShape
+from disttest.model import ALONE, TestCase, TestResult, WorldKind, WorldShape, rank_names
 from disttest.outgoing import outgoing
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.runtime.messages.phases import PhaseBoard
@@ -223,7 +223,7 @@ class WorldSupervisor:
             judged = self._judged(attempt)
             result = self._judge(judged)
             # Ranks with different calls may have left messages that the next test would receive.
-            is_good = self._is_healthy(attempt) and not result.outcome.is_final and not result.findings
+            is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
             self._has_failed = result.outcome.is_bad
             # The world that replaces this one may use the same folder as soon as the controller knows.
             if not is_good:
@@ -360,7 +360,7 @@ class WorldSupervisor:
 
     def _is_healthy(self, attempt: Attempt) -> bool:
         """Whether the world can run another test: no failure, no cancellation, and all state restored."""
-        if attempt.failed_s is not None or attempt.cancelled:
+        if attempt.failed_s is not None or attempt.left or attempt.cancelled:
             # A main process survives failures of its ranks, so its own health is not enough.
             return False
         return all(progress.may_run_another for progress in attempt.ranks)
@@ -492,9 +492,11 @@ class WorldSupervisor:
         attempt = self._ranks.attempt
         if attempt is None or attempt.cancelled or self._abandoned:
             return ()
-        torn = attempt.failed_tear_downs()
+        if self._order.partition is not None and attempt.failed_s is not None:
+            return ()  # the ranks of other nodes, which this node does not see, may be the reason
+        torn = attempt.failed_tear_downs(self._stuck)
         if self._has_failed:
-            return tuple((attempt.test.nodeid, _describe_tear_down(progress)) for progress in torn)
+            return tuple((attempt.test.nodeid, text) for text in _describe_tear_downs(torn))
         dead = late_deaths(self._ranks, attempt, self._stuck, healthy=self._is_healthy(attempt))
         for handle in dead:
             self._ranks.record_exit(handle, attempt)
@@ -505,6 +507,10 @@ class WorldSupervisor:
         return ()
 
 
-def _describe_tear_down(progress: RankProgress) -> str:
-    message = progress.failed_tear_down.message if progress.failed_tear_down else ""
-    return f"rank {progress.rank}: a fixture that outlived this test failed in its tear-down: {message}"
+def _describe_tear_downs(torn: Sequence[RankProgress]) -> Iterator[str]:
+    by_message: dict[str, list[int]] = {}
+    for progress in torn:
+        message = progress.failed_tear_down.message if progress.failed_tear_down else ""
+        by_message.setdefault(message, []).append(progress.rank)
+    for message, ranks in by_message.items():
+        yield f"{rank_names(ranks)}: a fixture that outlived this test failed in its tear-down: {message}"
