@@ -87,6 +87,8 @@ def late_deaths(
         for handle in ranks.handles
         if handle.rank not in stuck
         and not attempt.of(handle.rank).killed
+        # Otherwise it died in its test, as a plugin may have wanted.
+        and attempt.of(handle.rank).done is not None
         and handle.child.ended_badly
         and (healthy or not attempt.of(handle.rank).torn_down)
     ]
