@@ -182,6 +182,15 @@ def test_what_a_memo_used_belongs_to_its_module(tmp_path):
                     kept[name] = in_dict()
                 return kept[name]
 
+            later = {}
+
+            def late(number):
+                if number not in later:
+                    later[number] = number == 1 or in_second_call()
+                return later[number]
+
+            def in_second_call(): return 2
+
             def only():
                 global single
                 single = single or in_global()
@@ -217,6 +226,7 @@ def test_what_a_memo_used_belongs_to_its_module(tmp_path):
 
             def test_first():
                 lib.inner()
+                lib.late(1), lib.in_second_call(), lib.late(2)
                 lib.get(1), lib.cached(), lib.only(), lib.attribute(), lib.closed()
                 lib.box.get(), lib.box.size, lib.Box.make(), lib.pure()
 
@@ -235,6 +245,7 @@ def test_what_a_memo_used_belongs_to_its_module(tmp_path):
             "in_global",
             "in_attribute",
             "in_closure",
+            "in_second_call",
         ),
         "inner",
     }

@@ -10,7 +10,7 @@ import linecache
 import os
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +33,8 @@ _SPAWN = "<spawn>"
 _DYNAMOS = "torch/_dynamo/symbolic_convert.py"
 """End of the name of the file whose method ``inline_call_`` compiles a function into its caller."""
 _DYNAMO = "<dynamo>"
+_MOST_STARTS = 50
+"""Starts in one test of a function that keeps results, after which it is not followed: each costs reports of all others."""
 _CALLERS = ("_pytest/python.py", "_pytest/fixtures.py", "_pytest/unittest.py")
 """Ends of the names of files whose functions call tests and fixtures."""
 _HARMLESS = frozenset(
@@ -202,6 +204,8 @@ class Watch:
     def _inlines(self, code: CodeType) -> bool:
         """Receive a function that torch.compile reads and never starts, if this function of torch compiles one."""
         if code.co_name != "inline_call_":
+            if not _has_inline_call():
+                self.use(LOST)
             return False
         # torch lists the functions that it has compiled only within the compilation (torch 2.9 to 2.15).
         frame = _frame_of(code)
@@ -295,6 +299,8 @@ class TestRecorder(Watch):
         """File and name of a function -> whether it may keep a result for later calls."""
         self._begun: dict[tuple[str, str], str] = {}
         """Such functions that this test has called -> file, relative to the root."""
+        self._starts: Counter[tuple[str, str]] = Counter()
+        """Such functions -> starts in this test."""
         self._by_module: dict[str, set[Unit]] = defaultdict(set)
         """File -> parts that such functions of it used in this test."""
         self._is_fork = False
@@ -305,10 +311,12 @@ class TestRecorder(Watch):
         again = super().on_start(code)
         name = (code.co_filename, code.co_qualname)
         file = self.files[code.co_filename]
-        if file and name not in self._begun and self._remembers(name, code):
-            self._begun[name] = file
-            self.tracer.start()  # report functions that the test has used already, too
-        return again
+        if not file or file in (_DYNAMO, _SPAWN) or not self._remembers(name, code):
+            return again
+        self._begun[name] = file
+        self._starts[name] += 1
+        self.tracer.start()  # report functions that the test has used already, too
+        return self._starts[name] < _MOST_STARTS
 
     def _remembers(self, name: tuple[str, str], code: CodeType) -> bool:
         if name not in self._memos:
@@ -355,6 +363,7 @@ class TestRecorder(Watch):
         """Record a test."""
         self._test, self._used = item.nodeid, set()
         self._begun.clear()
+        self._starts.clear()
         self._by_module.clear()
         # inspect.getsource opens each file only once in a process; torch.jit.script and others compile its text.
         for name in [name for name in linecache.cache if self.files[name]]:
@@ -407,6 +416,13 @@ def _watched_fixtures(on_use: Callable[[pytest.FixtureDef[Any]], None]) -> Itera
         yield
 
 
+def _has_inline_call() -> bool:
+    """Return whether torch.compile has the method by which it reads functions; True while it is being imported."""
+    module: Any = sys.modules.get("torch._dynamo.symbolic_convert")
+    translator = getattr(module, "InliningInstructionTranslator", None)
+    return hasattr(translator, "inline_call_") or getattr(module.__spec__, "_initializing", False)
+
+
 def _frame_of(code: CodeType) -> FrameType | None:
     """Return the frame of a function that is just being reported."""
     # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
@@ -417,9 +433,10 @@ def _frame_of(code: CodeType) -> FrameType | None:
 
 
 def read_lines(folder: Path) -> Iterator[tuple[str, list[Unit]]]:
-    """Yield the lines of the processes of a world: a test, or the file of a function that may keep its result, and parts
-    that it uses. A cut line was the last of a test
-    that failed."""
+    """Yield the lines of the processes of a world: a test, or the file of a function that may keep its result, and its parts.
+
+    A cut line was the last of a test that failed.
+    """
     for path in folder.glob(FILES):
         for line in path.read_bytes().splitlines():
             try:
