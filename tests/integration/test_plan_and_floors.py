@@ -117,6 +117,11 @@ def test_floors_turn_red_what_hardly_ran(lab):
 
     assert (1, 1) == (few.exit_code, skipped.exit_code)
     assert "100" in few.output
-    # What is stored ends as the run did.
+    # What is stored ends as the run did, and so do its reports.
+    for results, code in ((few.results, 1), (merged.results, 1), (lab.folder / "results", 1)):
+        found = json.loads((results / "results.json").read_text())
+        assert code == found["exit_code"]
+        assert "asks for" in found["reason"] or "allows" in found["reason"]
+        assert "❌" in (results / "summary.md").read_text().splitlines()[0]
     assert (1, 1) == (told.exit_code, merged.exit_code)
     assert "the run ended with exit code 1: only" in told.output

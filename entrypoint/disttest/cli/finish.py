@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console
 
 from disttest.cli.words import warn, warn_by_plugins
@@ -43,28 +44,40 @@ def finish_run(
         environ: the environment of the command.
         keep: whether to keep the results; otherwise those of the previous run are restored.
     """
-    lost = write_and_show(run, results, environ)
-    plugins = plugin_manager()
-    plugins.call("disttest_before_final_lines", run=run, environ=environ)
-    print_final(Console(), run, results_dir=results, failures=failures)
     broken = check_floors(run, floors)
     if run.flaky_fails and run.flaky:
         broken = (*broken, f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
     idle = idle_suites(run) if floors.strict else ()
+    demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken)
+    reason, run = run.reason, conclude_command(run, demands, results)
+    lost = write_and_show(run, results, environ)
+    plugins = plugin_manager()
+    plugins.call("disttest_before_final_lines", run=run, environ=environ)
+    # Missed demands follow in full.
+    shown = msgspec.structs.replace(run, reason=reason)
+    print_final(Console(), shown, results_dir=results, failures=failures)
     for message in (*lost, *broken, *idle):
         warn(message)
     if keep:
         click.echo(f"disttest: reports and logs in {short_path(results)}")
     else:
         click.echo(f"disttest: no test ran; {short_path(results)} still has the results of the run before")
-    demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken, lost=lost)
-    code = final_exit_code(run.exit_code, demands)
-    if code and code != run.exit_code:
-        reasons = (*lost, *broken, *idle)
-        record_end(results / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=reasons)
+    code = conclude_command(run, msgspec.structs.replace(demands, lost=lost), results).exit_code
+    if empty_shard:
+        code = final_exit_code(code, demands)
     plugins.call("disttest_reports_written", results=results)
     warn_by_plugins("disttest_run_finished", run=run, results=results, exit_code=code, environ=environ)
     return code
+
+
+def conclude_command(run: RunResult, demands: Demands, results: Path) -> RunResult:
+    """Return the run as the command ends it; a demand that a green run does not meet is recorded in the journal, too."""
+    code = final_exit_code(run.exit_code, demands)
+    if not code or code == run.exit_code:
+        return run
+    reasons = (*demands.lost, *demands.broken, *demands.idle)
+    record_end(results / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=reasons)
+    return msgspec.structs.replace(run, exit_code=code, reason="; ".join(reasons))
 
 
 def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:

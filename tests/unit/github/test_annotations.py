@@ -132,7 +132,7 @@ class TestWhich:
         run = SampleRun().finish(3, "killed by SIGKILL")
 
         assert render_annotations(run).splitlines() == [
-            "::error title=disttest%3A the run ended early::killed by SIGKILL"
+            "::error title=disttest%3A the run is red::killed by SIGKILL"
         ]
 
     def test_green_says_nothing(self):

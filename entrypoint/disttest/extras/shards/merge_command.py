@@ -17,11 +17,10 @@ from disttest.extras.shards.shard_plan import Plan, decode_plan
 from disttest.extras.shards.shard_sources import find_plan
 from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
-from disttest.results.conclusion import Demands, final_exit_code
+from disttest.results.conclusion import Demands
 from disttest.results.directory import claim
 from disttest.results.floors import check_floors, make_floors
 from disttest.results.fold import RunResult
-from disttest.results.journal import FILE_NAME, record_end
 
 
 def merge_command() -> click.Command:
@@ -33,7 +32,7 @@ def merge_command() -> click.Command:
     @flags("merge")
     def merge_(directories: tuple[Path, ...], plan: Path | None, **given: Any) -> None:
         """Join the results of shards (below the directories) into one."""
-        from disttest.cli.finish import write_and_show
+        from disttest.cli.finish import conclude_command, write_and_show
         from disttest.extras.shards.merging import merge
 
         expect: Path | None = given["expect"]
@@ -55,13 +54,13 @@ def merge_command() -> click.Command:
             disttest=disttest.__version__,
         )
         environ = environment()
-        lost, broken = write_and_show(run, into, environ), check_floors(run, floors)
+        broken = check_floors(run, floors)
+        run = conclude_command(run, Demands(broken=broken), into)
+        lost = write_and_show(run, into, environ)
         for message in (*lost, *broken):
             warn(message)
         click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
-        code = final_exit_code(run.exit_code, Demands(broken=broken, lost=lost))
-        if code != run.exit_code:
-            record_end(into / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=(*lost, *broken))
+        code = conclude_command(run, Demands(lost=lost), into).exit_code
         results = into.absolute()
         warn_by_plugins("disttest_run_finished", run=run, results=results, exit_code=code, environ=environ)
         click.get_current_context().exit(code)

@@ -45,7 +45,7 @@ def _errors(run: RunResult, repository: Repository) -> Iterator[str]:
     if run.flaky_fails:
         yield from (_flaky(test, repository, "error") for test in run.flaky)
     if run.reason and not run.bad:
-        yield commands.annotation("error", one_line(run.reason), title="disttest: the run ended early")
+        yield commands.annotation("error", one_line(run.reason), title="disttest: the run is red")
 
 
 def _not_collected(error: CollectionError, repository: Repository) -> str:

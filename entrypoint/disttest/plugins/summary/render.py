@@ -103,7 +103,7 @@ class _Summary:
         yield f"**{aggregates.headline(self.run)}**" + (f" · {code(self.argv())}" if self.run.argv else "")
         yield ""
         if self.run.reason:
-            yield f"The run ended early: {escape(one_line(self.run.reason))}"
+            yield f"The run is red: {escape(one_line(self.run.reason))}"
             yield ""
 
     def argv(self) -> str:
