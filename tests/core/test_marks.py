@@ -98,6 +98,38 @@ def test_marks_of_parameters_and_hooks_make_worlds(lab):
     ]
 
 
+TWICE = """
+    from pathlib import Path
+
+    import pytest
+
+    def runs(name):
+        with Path(__file__).with_name(name).open("a") as file:
+            file.write("x")
+        return Path(__file__).with_name(name).read_text()
+
+    @pytest.mark.world_size(1)
+    def test_world(world):
+        runs("world")
+
+    def test_ordinary():
+        assert runs("ordinary") != "xx"
+"""
+
+
+def test_a_test_that_a_hook_lists_again_runs_again(lab):
+    twice = "def pytest_collection_modifyitems(items):\n    items[:] = items * 2\n"
+    ended = lab.write(conftest=twice, test_twice=TWICE).run("test_twice.py")
+
+    assert {
+        "test_world[1xgloo]": Outcome.PASSED,
+        "test_world[1xgloo]#2": Outcome.PASSED,
+        "test_ordinary": Outcome.PASSED,
+        "test_ordinary#2": Outcome.FAILED,
+    } == {test.test.nodeid.partition("::")[2]: test.final.outcome for test in ended.run.tests}
+    assert "xx" == (lab.folder / "world").read_text()
+
+
 def test_a_world_that_a_hook_changes_too_late_is_refused(lab):
     late = """
         import pytest

@@ -101,11 +101,13 @@ def twin_of(item: pytest.Item) -> pytest.Item:
     return twin  # type: ignore[no-any-return]
 
 
-def make_ids_unique(items: Iterable[pytest.Item]) -> None:
-    """Give each item a unique id: plugins that repeat tests copy them including their ids."""
+def make_ids_unique(items: list[pytest.Item]) -> None:
+    """Give each item a unique id: plugins that repeat tests copy them including their ids, or list them again."""
     taken: dict[str, pytest.Item] = {}
-    for item in items:
+    for index, item in enumerate(items):
         nodeid, number = item.nodeid, 1
+        if taken.get(nodeid) is item:
+            items[index] = item = twin_of(item)
         while taken.setdefault(item.nodeid, item) is not item:
             number += 1
             rename(item, f"{nodeid}#{number}", collected_as=collected_as(item) or nodeid)
