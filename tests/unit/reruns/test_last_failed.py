@@ -36,6 +36,13 @@ def test_targets_are_narrowed_to_what_failed_beneath_them(results, target):
     assert [] == warnings
 
 
+@pytest.mark.parametrize("target", ["tests", "tests/test_ddp.py", FAILED])
+def test_absolute_targets_are_narrowed_like_others(results, monkeypatch, target):
+    monkeypatch.chdir(results.parent)
+
+    assert (FAILED,) == only_failed(("other.py", f"{results.parent}/{target}"), results, pytest.fail)
+
+
 @pytest.mark.parametrize("target", ["tests/test_dd", "test_ddp.py", "tests/test_ddp.py::test_good", "ddp"])
 def test_where_nothing_failed_all_is_run_and_that_is_said(results, target):
     warnings = []

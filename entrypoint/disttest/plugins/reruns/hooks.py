@@ -83,6 +83,7 @@ def _failed(run: RunResult) -> Iterator[str]:
 def _covers(target: str, failed: str) -> bool:
     """Return whether a target contains a test: the test itself, its function, class, file, suite, or a folder above."""
     file, colons, name = target.partition("::")
-    whole = f"{os.path.normpath(file)}{colons}{name}"
+    # Failed tests are named from here.
+    whole = f"{os.path.relpath(file)}{colons}{name}"
     inside = failed.startswith((f"{whole}/", f"{whole}::", f"{whole}["))
     return failed == whole or inside or (whole == "." and not failed.startswith(".."))
