@@ -42,6 +42,11 @@ SUITE = """
             if self.rank == 1:
                 raise unittest.SkipTest("not me")
 
+        def test_red_skipped_by_one_while_its_peer_waits(self):
+            if self.rank == 1:
+                raise unittest.SkipTest("not me")
+            dist.barrier()
+
         def test_skipped_by_all(self):
             raise unittest.SkipTest("nobody")
 
@@ -118,7 +123,7 @@ def test_every_end_is_what_its_name_says(ended):
         or (not outcome.is_bad and f"_{outcome.value}_" not in nodeid)
     }
     assert {} == wrong
-    assert 24 == len(found)
+    assert 26 == len(found)
 
 
 @pytest.mark.parametrize("case", ["TestThreads", "TestThreadsOfTorch"])
