@@ -19,6 +19,7 @@ from disttest.model import (
     RankEnd,
     RankRecord,
     Recorded,
+    Ruling,
     TestCase,
     TestResult,
     VerdictRule,
@@ -81,19 +82,24 @@ def judge_adapted(
     main_decides = expected or rule is VerdictRule.TORCH
     if by_ranks is not None and by_ranks.outcome.is_bad and not main_decides:
         return _with_torch(by_ranks, torch_outcome)
-    if (
+    tested_nothing = (
         test.kind is WorldKind.MAIN
         and not ranks
         and main.outcome is Outcome.PASSED
         and rule is VerdictRule.STRICT
-    ):
-        # torch's harness passes a class that starts no rank; an empty setUp() is enough for that.
+    )
+    if tested_nothing:
         main = msgspec.structs.replace(main, outcome=Outcome.FAILED, message=NO_RANKS)
-        torch_outcome = Outcome.PASSED
     named = msgspec.structs.replace(main, rank=LONE_PROCESS) if test.kind is WorldKind.PROCESS else main
     decided = _by_main(ruled([named]), main, ranks)
     if by_ranks is not None and not decided.outcome.is_bad:
         decided = msgspec.structs.replace(decided, notes=(*decided.notes, *by_ranks.notes))
+    if tested_nothing:
+        # torch's harness passes a class that starts no rank; an empty setUp() is enough for that.
+        torch_outcome = Outcome.PASSED
+    elif decided.outcome.is_bad and torch_outcome is not None:
+        # The main process failed for another reason than its ranks, and does so in torch's harness too.
+        torch_outcome = Outcome.FAILED
     return _with_torch(decided, torch_outcome)
 
 
@@ -116,6 +122,8 @@ def _by_main(result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) 
 
 
 def _with_torch(result: TestResult, torch_outcome: Outcome | None) -> TestResult:
+    if result.ruling is Ruling.CANCELLED:
+        torch_outcome = None
     if torch_outcome is None or torch_outcome.is_bad == result.outcome.is_bad:
         return msgspec.structs.replace(result, torch_outcome=torch_outcome)
     notes = (*result.notes, LENIENT_NOTE) if result.outcome.is_bad else result.notes
@@ -229,7 +237,7 @@ def judge_attempt(
         main,
         joined.records if joined else (),
         rule=rule,
-        torch_outcome=joined.torch_outcome if joined else None,
+        torch_outcome=_torch_outcome(joined, attempt.ranks[0]) if joined else None,
         cause=joined.cause if joined else None,
         **circumstances,
     )
@@ -240,6 +248,12 @@ def judge_attempt(
         notes = (*result.notes, *told, *outdated)
         result = msgspec.structs.replace(result, superseded=told, notes=notes)
     return with_further_failures(result, _of_main(attempt.ranks[0], by_ranks=result.culprit is not None))
+
+
+def _torch_outcome(joined: RanksJoined, main: RankProgress) -> Outcome | None:
+    """Return the outcome by torch's rules. Ranks fail the call of the main process only; its other phases fail there too."""
+    failed = any(report.outcome.is_bad and report.phase != "call" for report in main.reports)
+    return Outcome.FAILED if failed and joined.torch_outcome is not None else joined.torch_outcome
 
 
 def _further_failures(ranks: Sequence[RankProgress]) -> Iterator[FurtherFailure]:

@@ -6,10 +6,20 @@ import pytest
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule, WorldKind
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
 from disttest.runtime.world.attempt import MainAttempt, RankProgress
-from disttest.runtime.world.judging import judge_attempt
+from disttest.runtime.world.judging import LENIENT_NOTE, judge_attempt
 
 
-def judged(main, *joined, kind=WorldKind.THREADS, done=None):
+def judged(
+    main,
+    *joined,
+    kind=WorldKind.THREADS,
+    done=None,
+    phase="call",
+    strict=False,
+    later=(),
+    rule=VerdictRule.STRICT,
+    cancelled="",
+):
     test = TestCase(
         nodeid="t.py::T::test_x",
         slug="s",
@@ -21,19 +31,25 @@ def judged(main, *joined, kind=WorldKind.THREADS, done=None):
         kind=kind,
     )
     report = PhaseEnded(
-        phase="call", outcome=main, duration_s=0.1, ended_at_s=1.0, message="RuntimeError: Thread 1 …"
+        phase=phase,
+        outcome=main,
+        duration_s=0.1,
+        ended_at_s=1.0,
+        message="RuntimeError: Thread 1 …",
+        strict=strict,
     )
     progress = RankProgress(
         rank=0,
         pid=1,
         log="main.log",
         phase="call",
-        reports=[report],
+        reports=[report, *later],
         joined=list(joined),
         done=done or TestDone(),
     )
     attempt = MainAttempt(test=test, number=1, started_s=0.0, started_at_s=0.0, ranks=[progress])
-    return judge_attempt(attempt, world_id="w1", rule=VerdictRule.STRICT)
+    attempt.cancelled = cancelled
+    return judge_attempt(attempt, world_id="w1", rule=rule)
 
 
 def ranks(message, *, threads=False, not_awaited=False):
@@ -124,3 +140,42 @@ def test_a_leak_of_a_process_that_is_no_rank_names_the_process(kind, name):
     result = judged(Outcome.PASSED, kind=kind, done=TestDone(leaks=("process 7",)))
 
     assert (f"{name} leaked process 7",) == result.notes
+
+
+PASSED = alike(Outcome.PASSED, 2)
+ONE_BAD = ranks("ValueError: no")
+TEAR_DOWN = PhaseEnded(phase="teardown", outcome=Outcome.ERROR, duration_s=0.1, ended_at_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("main", "joined", "more", "expected"),
+    [
+        (Outcome.FAILED, PASSED, {}, Outcome.FAILED),
+        (Outcome.FAILED, alike(Outcome.SKIPPED, 2), {}, Outcome.FAILED),
+        (Outcome.ERROR, PASSED, {"phase": "teardown"}, Outcome.FAILED),
+        (Outcome.ERROR, ONE_BAD, {"phase": "teardown"}, Outcome.FAILED),
+        (Outcome.FAILED, ONE_BAD, {"later": [TEAR_DOWN]}, Outcome.FAILED),
+        (Outcome.FAILED, ONE_BAD, {"rule": VerdictRule.TORCH}, Outcome.FAILED),
+        (Outcome.FAILED, ranks("ValueError: no", not_awaited=True), {}, Outcome.FAILED),
+        (Outcome.XPASSED, PASSED, {"strict": True}, Outcome.FAILED),
+        (Outcome.FAILED, ONE_BAD, {}, Outcome.PASSED),
+        (Outcome.PASSED, ONE_BAD, {}, Outcome.PASSED),
+        (Outcome.PASSED, PASSED, {}, Outcome.PASSED),
+    ],
+)
+def test_torchs_rules_pass_no_test_whose_main_process_failed_for_another_reason(main, joined, more, expected):
+    of_torch = msgspec.structs.replace(joined, torch_outcome=Outcome.PASSED)
+    result = judged(main, of_torch, kind=WorldKind.MAIN, **more)
+
+    assert expected is result.torch_outcome
+    assert (LENIENT_NOTE in result.notes) is result.is_false_green_avoided
+    assert result.is_false_green_avoided is (result.outcome.is_bad and expected is Outcome.PASSED)
+
+
+def test_torchs_outcome_of_a_stopped_test_is_unknown():
+    waiting = RankRecord(rank=1, end=RankEnd.KILLED, phase="call")
+    joined = RanksJoined(records=(PASSED.records[0], waiting), torch_outcome=Outcome.PASSED)
+    result = judged(Outcome.FAILED, joined, kind=WorldKind.MAIN, cancelled="stopped by SIGINT")
+
+    assert (Outcome.ERROR, None) == (result.outcome, result.torch_outcome)
+    assert LENIENT_NOTE not in result.notes
