@@ -105,12 +105,47 @@ SUITE = """
 
     class TestProcessesOfTorch(Processes, of_torch.MultiProcessTestCase):
         pass
+
+
+    class Kept:
+        world_size = 2
+
+        def test_1_red_skipped_by_one(self):
+            if self.rank == 1:
+                raise unittest.SkipTest("not me")
+
+        def test_2_red_fails_after_a_skip(self):
+            if self.rank == 0:
+                raise unittest.SkipTest("not me")
+            raise ValueError("me")
+
+        def test_3_passed_in_new_ranks(self):
+            dist.barrier()
+
+        def test_4_red_fails_before_a_skip(self):
+            if self.rank == 1:
+                raise unittest.SkipTest("not me")
+            raise ValueError("me")
+
+
+    class TestKept(Kept, testing.MultiProcContinuousTest):
+        pass
+
+
+    class TestKeptOfTorch(Kept, of_torch.MultiProcContinuousTest):
+        pass
 """
 
 
 @pytest.fixture(scope="module")
 def ended(module_lab):
     return module_lab.write(test_ends=SUITE).run("test_ends.py")
+
+
+@pytest.fixture(scope="module")
+def lenient(module_lab, ended):
+    arguments = ("--disttest-host", "test_ends.py", "-q", "-k", "Kept", "--disttest-verdict=torch")
+    return module_lab.pytest(*arguments, results="lenient")
 
 
 def test_every_end_is_what_its_name_says(ended):
@@ -123,7 +158,7 @@ def test_every_end_is_what_its_name_says(ended):
         or (not outcome.is_bad and f"_{outcome.value}_" not in nodeid)
     }
     assert {} == wrong
-    assert 26 == len(found)
+    assert 34 == len(found)
 
 
 @pytest.mark.parametrize("case", ["TestThreads", "TestThreadsOfTorch"])
@@ -144,3 +179,20 @@ def test_torchs_rule_is_recorded(ended):
 
     assert Outcome.PASSED is result.torch_outcome
     assert "torch's own rules would have passed this test" in result.notes
+
+
+def test_torchs_rule_for_ranks_that_stay(ended, lenient):
+    expected = {
+        "1_red_skipped_by_one": Outcome.SKIPPED,
+        "2_red_fails_after_a_skip": Outcome.SKIPPED,
+        "3_passed_in_new_ranks": Outcome.PASSED,
+        "4_red_fails_before_a_skip": Outcome.FAILED,
+    }
+    names = {f"{case}::test_{name}": name for case in ("TestKept", "TestKeptOfTorch") for name in expected}
+
+    assert {} == {
+        nodeid: found
+        for nodeid, name in names.items()
+        if (found := (ended.result(nodeid).torch_outcome, lenient.result(nodeid).outcome))
+        != (expected[name], expected[name])
+    }

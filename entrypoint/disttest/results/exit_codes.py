@@ -130,3 +130,17 @@ def torch_outcome(records: Sequence[RankRecord], rule: ExitRule, skips: Mapping[
     if first in skips:
         return Outcome.SKIPPED
     return Outcome.PASSED if first == rule.expected else Outcome.FAILED
+
+
+def kept_outcome(records: Sequence[RankRecord]) -> Outcome | None:
+    """Return the verdict of torch 2.13's own harness on ranks that stay: the first that did not pass decides.
+
+    None if it cannot be known, because disttest ended that rank.
+
+    Source: ``MultiProcContinuousTest._worker_run_main_wait``.
+    """
+    first = next((record for record in records if record.outcome is not Outcome.PASSED), None)
+    if first is None or first.outcome is Outcome.SKIPPED:
+        return Outcome.SKIPPED if first else Outcome.PASSED
+    was_ended = first.outcome is None and first.end is RankEnd.KILLED and not first.hung
+    return None if was_ended else Outcome.FAILED

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from disttest.model import Outcome, RankEnd, RankRecord
@@ -10,6 +13,7 @@ from disttest.results.exit_codes import (
     TEST_ERROR,
     TEST_SKIPS,
     ExitRule,
+    kept_outcome,
     read_record,
     torch_outcome,
 )
@@ -121,3 +125,26 @@ def test_a_failure_stays_one_whatever_the_code() -> None:
 )
 def test_torchs_reading(ranks, rule, expected) -> None:
     assert torch_outcome(ranks, rule, SKIP_MESSAGES) is expected
+
+
+def kept(*outcomes: Outcome | None, **last: Any) -> list[RankRecord]:
+    *first, end = (rank(number, outcome=outcome) for number, outcome in enumerate(outcomes))
+    return [*first, msgspec.structs.replace(end, **last)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (kept(Outcome.PASSED, Outcome.PASSED), Outcome.PASSED),
+        (kept(Outcome.PASSED, Outcome.SKIPPED), Outcome.SKIPPED),
+        (kept(Outcome.SKIPPED, Outcome.FAILED), Outcome.SKIPPED),
+        (kept(Outcome.FAILED, Outcome.SKIPPED), Outcome.FAILED),
+        (kept(Outcome.PASSED, Outcome.SKIPPED, Outcome.FAILED), Outcome.SKIPPED),
+        (kept(Outcome.PASSED, None, end=RankEnd.EXITED, exit_code=0), Outcome.FAILED),
+        (kept(Outcome.PASSED, None, end=RankEnd.KILLED, hung=True), Outcome.FAILED),
+        (kept(Outcome.PASSED, None, end=RankEnd.KILLED), None),
+        (kept(Outcome.FAILED, None, end=RankEnd.KILLED), Outcome.FAILED),
+    ],
+)
+def test_torchs_reading_of_kept_ranks(ranks, expected) -> None:
+    assert kept_outcome(ranks) is expected

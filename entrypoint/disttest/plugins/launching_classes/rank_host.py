@@ -29,7 +29,7 @@ from disttest.plugins.launching_classes.team import (
     blame_for_waiting,
     foreign_record,
 )
-from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
+from disttest.results.exit_codes import NO_RANKS, ExitRule, kept_outcome, read_record, torch_outcome
 from disttest.results.rulings import disagreement
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import (
@@ -107,7 +107,8 @@ class ForkHost:
         if self._team is not None:
             team, self._team = self._team, None
             attempt = self._attempt(team, ExitRule(), limit_s=0.0)
-            self._send_records(attempt, tuple(map(blame_for_waiting, self._watch(team, attempt))))
+            records = tuple(map(blame_for_waiting, self._watch(team, attempt)))
+            self._send_records(attempt, records, self._by_torch(records, ExitRule()) if records else None)
             if team is self._reused.team:
                 self._reused.team = None
             team.stop(limit_s=0.0)
@@ -185,7 +186,8 @@ class ForkHost:
         is_reused = team is self._reused.team
         again = is_reused and self._reused.must_be_run_again(attempt, is_good=self._are_good(records))
         outdated = self._reused.outdated if is_reused else ""
-        self._send_records(attempt, records, superseded=again, outdated=outdated)
+        by_torch = self._by_torch(records, rule)
+        self._send_records(attempt, records, by_torch, superseded=again, outdated=outdated)
         over = self._reused.finish_test(attempt) if is_reused else team
         if over is not None:
             over.stop(limit_s=0.0)
@@ -194,7 +196,7 @@ class ForkHost:
             # Ranks are reused once: a second failure, now in new ranks, is the test's own.
             self._order = msgspec.structs.replace(self._running(), reuse=False)
             raise RanksWereUsed
-        self._raise_outcome(records, rule)
+        self._raise_outcome(records, by_torch)
 
     def join_foreign(
         self,
@@ -221,8 +223,9 @@ class ForkHost:
                 for rank, process in enumerate(processes)
             ]
             records = tuple(read_record(record, rule, self._skips) for record in found)
-            self._channel.send(RanksJoined(records=records, torch_outcome=self._by_torch(records, rule)))
-        self._raise_outcome(records, rule)
+            by_torch = self._by_torch(records, rule)
+            self._channel.send(RanksJoined(records=records, torch_outcome=by_torch))
+        self._raise_outcome(records, by_torch)
 
     def report_passed(self, size: int) -> None:
         """Report ranks that passed according to the class, which has started them and has no further data."""
@@ -289,11 +292,16 @@ class ForkHost:
         self._note_launch(team, len(team.ranks))
         self._give_out(team, nodeid=name)
         records = self._watch(team, attempt)
-        self._send_records(attempt, records)
+        by_torch = kept_outcome(records) if self._is_torchs else None
+        self._send_records(attempt, records, by_torch)
         if any(record.outcome is None or record.outcome.is_bad for record in records):
             team.broken = True
             self.release(None, limit_s=0.0)
-        self._raise_outcome(records, ExitRule())
+        self._raise_outcome(records, by_torch)
+
+    def keeps(self, owner: object) -> bool:
+        """Return whether ranks of this owner stay for its next test."""
+        return self._kept is not None and self._kept.owner == owner
 
     def release(self, owner: object, *, limit_s: float = RANKS_LEAVE_S) -> None:
         """Let the kept ranks exit: those of this owner, or of any if it is None."""
@@ -381,6 +389,7 @@ class ForkHost:
         self,
         attempt: HostedAttempt,
         records: tuple[RankRecord, ...],
+        by_torch: Outcome | None,
         *,
         superseded: bool = False,
         outdated: str = "",
@@ -388,7 +397,7 @@ class ForkHost:
         self._channel.send(
             RanksJoined(
                 records=records,
-                torch_outcome=self._by_torch(records, attempt.rule) if attempt.ranks else None,
+                torch_outcome=by_torch,
                 cause=attempt.cause,
                 plugin_error=attempt.plugin_error,
                 superseded=superseded,
@@ -424,15 +433,15 @@ class ForkHost:
         finally:
             supervisor.loop.ignore(self._channel)
 
-    def _raise_outcome(self, records: Sequence[RankRecord], rule: ExitRule) -> None:
+    def _raise_outcome(self, records: Sequence[RankRecord], by_torch: Outcome | None) -> None:
         # First: a rank that ends the run ends it even if the others have failed.
         if self._stop is not None:
             pytest.exit(self._stop.reason, returncode=self._stop.exit_code)
         if self.by_torchs_rules:
-            theirs = torch_outcome(records, rule, self._skips)
-            if theirs is Outcome.SKIPPED:
-                raise unittest.SkipTest(records[0].message)
-            if theirs is Outcome.PASSED:
+            if by_torch is Outcome.SKIPPED:
+                skipped = (record for record in records if record.outcome is Outcome.SKIPPED)
+                raise unittest.SkipTest(next(skipped, records[0]).message)
+            if by_torch is Outcome.PASSED:
                 return
         bad = [record for record in records if record.outcome is None or record.outcome.is_bad]
         if bad:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-import unittest
 from collections.abc import Callable
 from typing import Any
 
@@ -231,11 +230,9 @@ def _host_continuous(base: Any, host: ForkHost) -> None:
             cls = type(self)
             try:
                 host.run_kept(cls, self.id())
-            except unittest.SkipTest:
-                raise
-            except BaseException:
-                cls._processes_spawned = False  # the next test gets new ranks instead of torch's poison pill
-                raise
+            finally:
+                # After a failure, the next test gets new ranks instead of torch's poison pill.
+                cls._processes_spawned = host.keeps(cls)
 
         return types.MethodType(wrapper, self)
 
