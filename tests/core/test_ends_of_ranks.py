@@ -76,6 +76,45 @@ SUITE = """
         pass
 
 
+    class Decorated:
+        def test_red_exits_with_a_code(self):
+            if dist.get_rank() == 1:
+                sys.exit(1)
+
+        def test_red_skipped_by_one(self):
+            if dist.get_rank() == 1:
+                raise unittest.SkipTest("not me")
+
+        def test_red_fails(self):
+            raise ValueError("me")
+
+        def test_skipped_by_one_while_its_peer_waits(self):
+            if dist.get_rank() == 1:
+                raise unittest.SkipTest("not me")
+            dist.barrier()
+
+        @pytest.mark.ranks_may_differ
+        def test_skipped_by_one_that_may_differ(self):
+            if dist.get_rank() == 1:
+                raise unittest.SkipTest("not me")
+
+        def test_passed_with_code_0(self):
+            sys.exit(0)
+
+
+    def decorated(decorate):
+        tests = {name: decorate(test, world_size=2) for name, test in vars(Decorated).items() if "test_" in name}
+        return type("Decorated", (unittest.TestCase,), tests)
+
+
+    class TestDecorated(decorated(testing.spawn_threads_and_init_comms)):
+        pass
+
+
+    class TestDecoratedOfTorch(decorated(of_torch.spawn_threads_and_init_comms)):
+        pass
+
+
     class Processes:
         world_size = 2
 
@@ -144,7 +183,14 @@ def ended(module_lab):
 
 @pytest.fixture(scope="module")
 def lenient(module_lab, ended):
-    arguments = ("--disttest-host", "test_ends.py", "-q", "-k", "Kept", "--disttest-verdict=torch")
+    arguments = (
+        "--disttest-host",
+        "test_ends.py",
+        "-q",
+        "-k",
+        "Kept or Decorated",
+        "--disttest-verdict=torch",
+    )
     return module_lab.pytest(*arguments, results="lenient")
 
 
@@ -158,7 +204,7 @@ def test_every_end_is_what_its_name_says(ended):
         or (not outcome.is_bad and f"_{outcome.value}_" not in nodeid)
     }
     assert {} == wrong
-    assert 34 == len(found)
+    assert 46 == len(found)
 
 
 @pytest.mark.parametrize("case", ["TestThreads", "TestThreadsOfTorch"])
@@ -196,3 +242,13 @@ def test_torchs_rule_for_ranks_that_stay(ended, lenient):
         if (found := (ended.result(nodeid).torch_outcome, lenient.result(nodeid).outcome))
         != (expected[name], expected[name])
     }
+
+
+def test_threads_of_ordinary_tests_are_judged_as_ranks(ended, lenient):
+    for case in ("TestDecorated", "TestDecoratedOfTorch"):
+        code, skip = f"{case}::test_red_exits_with_a_code", f"{case}::test_red_skipped_by_one"
+
+        assert "rank 1: SystemExit: 1" in ended.result(code).message
+        assert "rank 1 skipped" in ended.result(skip).message
+        assert lenient.result(skip).outcome is Outcome.SKIPPED
+    assert lenient.result("TestDecoratedOfTorch::test_red_exits_with_a_code").outcome is Outcome.PASSED

@@ -74,7 +74,11 @@ class RankHost(Protocol):
         """Report ranks that were threads of this process, and the exceptions that they raised, in order."""
 
 
+ThreadReport = Callable[[int, Sequence[tuple[int, BaseException]]], None]
+"""Receives the number of ranks that were threads, and the exceptions that they raised, in order."""
+
 _host: RankHost | None = None
+_judge_threads: ThreadReport | None = None
 
 
 def provide_host(host: RankHost | None) -> None:
@@ -83,10 +87,17 @@ def provide_host(host: RankHost | None) -> None:
     _host = host
 
 
+def provide_thread_judge(judge: ThreadReport) -> None:
+    """Set the function that raises the outcome of threads where no host reports them."""
+    global _judge_threads
+    _judge_threads = judge
+
+
 def report_rank_threads(size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
-    """Have the host, if there is one, report ranks that were threads of this process."""
-    if _host is not None:
-        _host.report_threads(size, raised)
+    """Have the host or, without one, the judge of threads treat ranks that were threads of this process."""
+    report = _host.report_threads if _host is not None else _judge_threads
+    if report is not None:
+        report(size, raised)
 
 
 def current_host() -> RankHost:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disttest.hookspecs import hookimpl, of_pytest
-from disttest.model import WorldKind
+from disttest.model import VerdictRule, WorldKind
 from disttest.options.option import Option, of_every_run
 from disttest.options.values import SWITCH
 
@@ -114,3 +115,43 @@ def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
     from disttest.plugins.launching_classes.main_process import serve_main
 
     return serve_main
+
+
+@hookimpl
+def disttest_ordinary_tests_begin(options: RunOptions) -> None:
+    """Judge threads that ordinary tests start as ranks."""
+    _judge_threads(options.verdict, torchs=HOST.of(options))
+
+
+@hookimpl
+def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
+    """Judge them in the process of an isolated test, too."""
+    if spec.kind is WorldKind.PROCESS:
+        _judge_threads(spec.settings.verdict, torchs=hosts_all(config))
+
+
+_THREADED = "torch.testing._internal.distributed.multi_threaded_pg"
+_judges_threads = False
+
+
+def _judge_threads(verdict: VerdictRule, *, torchs: bool) -> None:
+    global _judges_threads
+    # Both torch's harness and disttest's have imported it, if the tests of this process use them.
+    _judges_threads = verdict is VerdictRule.STRICT and _THREADED in sys.modules
+    if _judges_threads and torchs:
+        from disttest.plugins.launching_classes.torch_bases import report_torchs_threads
+        from disttest.testing.hosting import report_rank_threads
+
+        report_torchs_threads(report_rank_threads)
+
+
+@of_pytest(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Judge the threads of the test by its mark ``ranks_may_differ``."""
+    if not _judges_threads:
+        return
+    from disttest.plugins.launching_classes.torch_bases import judge_threads
+    from disttest.runtime.controller.wanted_worlds import ranks_may_differ
+    from disttest.testing.hosting import provide_thread_judge
+
+    provide_thread_judge(partial(judge_threads, may_differ=ranks_may_differ(item)))

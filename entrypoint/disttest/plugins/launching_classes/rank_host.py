@@ -443,13 +443,21 @@ class ForkHost:
                 raise unittest.SkipTest(next(skipped, records[0]).message)
             if by_torch is Outcome.PASSED:
                 return
-        bad = [record for record in records if record.outcome is None or record.outcome.is_bad]
-        if bad:
-            failures = "; ".join(
-                f"rank {record.rank}: {record.message or 'did not finish'}" for record in bad
-            )
-            raise RanksFailed(failures)
-        if words := disagreement(records, may_differ=self._may_differ):
-            raise RanksFailed(words)
-        if all(record.outcome is Outcome.SKIPPED for record in records):
-            raise unittest.SkipTest(records[0].message)
+        raise_outcome(records, may_differ=self._may_differ)
+
+
+def raise_outcome(records: Sequence[RankRecord], *, may_differ: bool) -> None:
+    """Raise the outcome of ranks by the strict rules.
+
+    Raises:
+        RanksFailed: a rank failed, or they disagree.
+        unittest.SkipTest: all of them skipped.
+    """
+    bad = [record for record in records if record.outcome is None or record.outcome.is_bad]
+    if bad:
+        failures = "; ".join(f"rank {record.rank}: {record.message or 'did not finish'}" for record in bad)
+        raise RanksFailed(failures)
+    if words := disagreement(records, may_differ=may_differ):
+        raise RanksFailed(words)
+    if all(record.outcome is Outcome.SKIPPED for record in records):
+        raise unittest.SkipTest(records[0].message)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable
+import unittest
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from disttest.errors import UsageError
 from disttest.host.fork_hazard import fork_hazard
-from disttest.plugins.launching_classes.rank_host import ForkHost
+from disttest.plugins.launching_classes.account import thread_records
+from disttest.plugins.launching_classes.rank_host import ForkHost, raise_outcome
 from disttest.plugins.launching_classes.ranks import current_account
 from disttest.plugins.launching_classes.recognise import rank_count, torch_module
 from disttest.plugins.launching_classes.reuse import own_classes
 from disttest.plugins.launching_classes.team import Rank, RankRequest, RanksWereUsed
 from disttest.results.exit_codes import ExitRule
-from disttest.testing.hosting import RanksFailed
+from disttest.testing.hosting import RanksFailed, ThreadReport
 
 _SPAWNED_KEYWORDS = ("fake_pg",)
 
@@ -31,7 +33,7 @@ def host_torch_bases(host: ForkHost) -> None:
     if module is None:
         return
     _host_processes(module.MultiProcessTestCase, host)
-    _report_threads(module.MultiThreadedTestCase, host)
+    report_torchs_threads(host.report_threads)
     if hasattr(module, "MultiProcContinuousTest"):
         _host_continuous(module.MultiProcContinuousTest, host)
 
@@ -189,8 +191,12 @@ def _spawn_context() -> Any:
 # --- MultiThreadedTestCase
 
 
-def _report_threads(base: Any, host: ForkHost) -> None:
+def report_torchs_threads(report: ThreadReport) -> None:
     """Report the exception of each thread. torch joins and judges them, and merges their texts."""
+    module = torch_module()
+    if module is None:
+        return
+    base = module.MultiThreadedTestCase
     join, check = base._join_threads.__func__, base._check_return_codes.__func__
     sizes: list[int] = []
 
@@ -199,11 +205,24 @@ def _report_threads(base: Any, host: ForkHost) -> None:
         return join(cls, threads, *args, **kwargs)
 
     def check_return_codes(cls: Any, failed_ranks: Any, *args: Any, **kwargs: Any) -> Any:
-        host.report_threads(sizes[0], [(rank, exc_info[1]) for rank, exc_info in failed_ranks])
+        report(sizes[0], [(rank, exc_info[1]) for rank, exc_info in failed_ranks])
         return check(cls, failed_ranks, *args, **kwargs)
 
     base._join_threads = classmethod(join_threads)
     base._check_return_codes = classmethod(check_return_codes)
+
+
+def judge_threads(size: int, raised: Sequence[tuple[int, BaseException]], *, may_differ: bool) -> None:
+    """Raise the outcome of the threads of an ordinary test, unless its harness raises what a thread has raised.
+
+    Raises:
+        RanksFailed: a thread exited or was interrupted, or skipped while another one passed.
+        unittest.SkipTest: all of them skipped.
+    """
+    errors = (error for _, error in raised if isinstance(error, Exception))
+    if all(isinstance(error, unittest.SkipTest) for error in errors):
+        records = thread_records(size, raised, log="")
+        raise_outcome([record for record in records if not record.woken], may_differ=may_differ)
 
 
 # --- MultiProcContinuousTest
