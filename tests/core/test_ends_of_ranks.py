@@ -146,6 +146,21 @@ SUITE = """
         pass
 
 
+    class TestTearDown(of_torch.MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def tearDown(self):
+            super().tearDown()
+            raise ValueError("only in the main process")
+
+        def test_red_passes_in_its_ranks(self):
+            pass
+
+
     class Kept:
         world_size = 2
 
@@ -204,7 +219,7 @@ def test_every_end_is_what_its_name_says(ended):
         or (not outcome.is_bad and f"_{outcome.value}_" not in nodeid)
     }
     assert {} == wrong
-    assert 46 == len(found)
+    assert 47 == len(found)
 
 
 @pytest.mark.parametrize("case", ["TestThreads", "TestThreadsOfTorch"])
@@ -225,6 +240,10 @@ def test_torchs_rule_is_recorded(ended):
 
     assert Outcome.PASSED is result.torch_outcome
     assert "torch's own rules would have passed this test" in result.notes
+
+
+def test_a_failure_of_the_main_process_fails_by_torchs_rules_too(ended):
+    assert Outcome.FAILED is ended.result("test_red_passes_in_its_ranks").torch_outcome
 
 
 def test_torchs_rule_for_ranks_that_stay(ended, lenient):
