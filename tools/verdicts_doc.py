@@ -26,8 +26,8 @@ ranks of one machine, of several nodes, and of torch's own test classes.
 - A failed attempt stays failed if a rank skips in the retry, or fails as expected there without having been marked so
   before.
 - A rank that fails, also as expected, ends its peers, since they would wait for it in vain. The world reads from shared
-  memory whether an ended rank had the mark xfail too. A rank that calls `pytest.xfail` in a test marked `ranks_may_differ` ends only
-  itself.
+  memory whether an ended rank had the mark xfail too. A rank that calls `pytest.xfail` in a test marked `ranks_may_differ`
+  ends only itself.
 - A fixture of a wider scope that fails as a world ends early is an error of the last test there.
 """
 WITHIN = """## Within one rank
