@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 import fake_driver as fakes
+import msgspec
 import pytest
 from lab import Lab
 
 from disttest.errors import ExitCode
+from disttest.extras.shards import shard_plan
+from disttest.extras.shards.shard_plan import Plan
 from disttest.model import Cause, Outcome
 from disttest.plugins.costs.cost import cost_of
 from disttest.plugins.gpus.detect import detect_machine
@@ -120,9 +123,11 @@ def test_a_plan_for_gpus_that_was_made_without_any_fits_the_runner(host):
     assert not any("plan" in note for note in notes(ended)), notes(ended)
 
     # What a plan made for the CPU looks like from here: other worlds, other names.
-    (host.folder / "plan.json").write_text(
-        (host.folder / "plan.json").read_text().replace('"cuda"', '"cpu"').replace("xgloo]", "xother]")
-    )
+    file = host.folder / "plan.json"
+    text = file.read_text().replace('"cuda"', '"cpu"').replace("xgloo]", "xother]")
+    other = msgspec.json.decode(text, type=Plan)
+    plan_id = shard_plan._digest(other.shards, other.revision)
+    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(other, plan_id=plan_id)))
     refused = host.run(".", "--plan", "plan.json", "--shard", "1")
     assert refused.exit_code == 4, refused.output
     assert "was planned for the CPU" in refused.output
