@@ -62,9 +62,9 @@ def finish_run(
         click.echo(f"disttest: reports and logs in {short_path(results)}")
     else:
         click.echo(f"disttest: no test ran; {short_path(results)} still has the results of the run before")
-    code = conclude_command(run, msgspec.structs.replace(demands, lost=lost), results).exit_code
-    if empty_shard:
-        code = final_exit_code(code, demands)
+    demands = msgspec.structs.replace(demands, lost=lost)
+    conclude_command(run, demands, results)
+    code = final_exit_code(run.exit_code, demands)
     plugins.call("disttest_reports_written", results=results)
     warn_by_plugins("disttest_run_finished", run=run, results=results, exit_code=code, environ=environ)
     return code

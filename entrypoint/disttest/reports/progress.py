@@ -23,7 +23,7 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
-from disttest.results.fold import TestOutcome
+from disttest.results.fold import TestOutcome, add_attempt
 
 Expect = Callable[[TestCase], float]
 """Returns the expected duration of a test in seconds, from the timings of earlier runs."""
@@ -131,11 +131,7 @@ class Progress:
     def _finished(self, result: TestResult) -> None:
         self.running.pop(result.nodeid, None)
         before = self.outcome(result.nodeid)
-        attempts = self.attempts.setdefault(result.nodeid, [])
-        # If a rank dies after its test was judged, a second result replaces the first.
-        if attempts and attempts[-1].attempt == result.attempt:
-            attempts.pop()
-        attempts.append(result)
+        add_attempt(self.attempts.setdefault(result.nodeid, []), result)
         self.spent_s += max(0.0, result.duration_s)
         after = self.outcome(result.nodeid)
         if after is None:

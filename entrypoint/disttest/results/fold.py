@@ -242,11 +242,7 @@ class Folding:
     def finish_test(self, result: TestResult) -> None:
         """Fold the result of an attempt."""
         self.running.pop(result.nodeid, None)
-        attempts = self.attempts.setdefault(result.nodeid, [])
-        # If a rank dies after its test was judged, a second result turns that attempt red.
-        if attempts and attempts[-1].attempt == result.attempt:
-            attempts.pop()
-        attempts.append(result)
+        add_attempt(self.attempts.setdefault(result.nodeid, []), result)
 
     def end_world(self, event: WorldEnded) -> None:
         """Fold the end of a world."""
@@ -366,3 +362,11 @@ def fold(events: Iterable[AnyEvent]) -> RunResult:
     for event in events:
         folding.handle(event)
     return folding.result()
+
+
+def add_attempt(attempts: list[TestResult], result: TestResult) -> None:
+    """Add the result of an attempt to those of its test."""
+    # If a rank dies after its test was judged, a second result turns that attempt red.
+    if attempts and attempts[-1].attempt == result.attempt:
+        attempts.pop()
+    attempts.append(result)

@@ -334,7 +334,7 @@ class TestRecorder(Watch):
                 self._write([unit])
 
     def _attribute(self, unit: Unit) -> None:
-        """Note a part for all tests that import a function which runs now and may keep what it computes."""
+        """Note a part for all tests that import a function that runs now and may keep its result."""
         # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         while frame is not None:

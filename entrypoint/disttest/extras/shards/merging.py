@@ -341,7 +341,7 @@ class _ShardStream:
         self.source = source
         self.has_concluded = False
         self.has_spans = False
-        """Whether it has yielded the spans of its own shards: it is a merged result."""
+        """Whether it has yielded the spans of shards that an earlier merge had joined."""
         # The part of a name before the slash is the label of a shard.
         self._prefix = f"{source.label}{'.' if source.is_merged else '/'}"
         self.is_uncollected = False

@@ -288,7 +288,7 @@ def _deciding_set(joined: Sequence[RanksJoined], main: RankRecord, *, may_differ
     """Choose the set of ranks that decides, if a test started several: the first that failed, otherwise the last.
 
     Ranks that are threads count only if the main process failed too, or has seen nothing of their ends: it may have caught
-    what they raised.
+    their exceptions.
     """
 
     def ended_badly(each: RanksJoined) -> bool:
