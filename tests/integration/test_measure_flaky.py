@@ -13,11 +13,17 @@ import pytest
 def test_perturbations_reach_ranks_and_isolated_tests_and_end_with_the_run(lab):
     test = """
         import os
+        import pathlib
         import pytest
         import torch
 
         def test_ordinary():
             assert torch.get_num_threads() == len(os.sched_getaffinity(0)) == 1
+
+        def test_each_busy_process_has_a_share_of_the_processor():
+            lines = {entry.parent.name: entry.read_bytes() for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline")}
+            busy = [int(pid) for pid, line in lines.items() if b"while os.getppid() == parent" in line]
+            assert busy and all(os.getsid(pid) == pid for pid in busy)
 
         @pytest.mark.world_size(2)
         def test_ranks(world):

@@ -70,7 +70,10 @@ def perturbing(perturbed: Perturbed) -> Iterator[None]:
         if perturbed.cpu:
             # Not always the same one: other runs on this machine may be perturbed as well.
             os.sched_setaffinity(0, {random.choice(sorted(processors))})  # noqa: S311
-            busy = [spawn_child([sys.executable, "-S", "-c", _BUSY]) for _ in range(perturbed.cpu)]
+            # A session each: Linux shares a processor equally among sessions (sched_autogroup_enabled), not processes.
+            # Worlds are sessions. Against eight busy processes of one session, a test kept half of the processor.
+            argv = [sys.executable, "-S", "-c", _BUSY]
+            busy = [spawn_child(argv, new_session=True) for _ in range(perturbed.cpu)]
         if perturbed.memory:
             resource.setrlimit(resource.RLIMIT_DATA, (perturbed.memory, limits[1]))
         yield
