@@ -188,6 +188,20 @@ def test_red(world):
 """
 
 
+def test_a_file_that_skips_itself_is_listed_once_and_the_nodes_have_the_same_tests(lab: Lab) -> None:
+    lab.write(test_gone="import pytest\npytest.skip('not here', allow_module_level=True)", test_two=TWO)
+
+    ended = lab.run("run", ".", "--launcher", "local", "--nodes", "1", "--device", "cpu")
+
+    outcomes = {each.test.nodeid.rpartition("/")[2]: each.final.outcome for each in ended.run.tests}
+    assert outcomes == {
+        "test_gone.py": Outcome.SKIPPED,
+        "test_two.py::test_green[2xgloo]": Outcome.PASSED,
+        "test_two.py::test_red[2xgloo]": Outcome.FAILED,
+    }
+    assert {len(each.attempts) for each in ended.run.tests} == {1}
+
+
 @pytest.mark.slow("each node is a new interpreter")
 @pytest.mark.parametrize(("name", "ranks", "seen"), [("over_nodes", 4, "four"), ("on_one", 2, "two")])
 def test_what_ranks_on_nodes_print_is_shown_while_they_run(

@@ -125,3 +125,46 @@ def test_floors_turn_red_what_hardly_ran(lab):
         assert "❌" in (results / "summary.md").read_text().splitlines()[0]
     assert (1, 1) == (told.exit_code, merged.exit_code)
     assert "the run ended with exit code 1: only" in told.output
+
+
+def test_files_that_skip_themselves_are_in_every_report_and_count_for_the_floors(lab):
+    """They have no test that could be skipped: a suite must not vanish with an optional import."""
+    lab.write(test_planned=TESTS)
+    gone = lab.folder / "gone"
+    gone.mkdir()
+    gone.joinpath("test_import.py").write_text(
+        "import pytest\n\npytest.importorskip('no_such_engine')\n\ndef test_x(): pass\n"
+    )
+    gone.joinpath("test_machine.py").write_text("import unittest\nraise unittest.SkipTest('no eighth GPU')\n")
+    skipped = {
+        "gone/test_import.py": "could not import 'no_such_engine': No module named 'no_such_engine'",
+        "gone/test_machine.py": "no eighth GPU",
+    }
+
+    plan = lab.run("plan", ".", "--shards", "2", "--revision", "abc")
+    assert 0 == plan.exit_code, plan.output
+    for number in (1, 2):
+        ended = lab.run(".", "--plan", "plan.json", "--shard", str(number), "--revision", "abc")
+        assert 0 == ended.exit_code, ended.output
+        assert skipped == _skipped(ended.run)
+        assert 2 == ended.results.joinpath("junit.xml").read_text().count("<skipped ")
+        shutil.move(ended.results, lab.folder / f"shard-{number}")
+    merged = lab.run("merge", "shard-1", "shard-2", "--plan", "plan.json")
+    run = fold(read_events(lab.folder / "merged" / FILE_NAME))
+    assert 0 == merged.exit_code, merged.output
+    assert skipped == _skipped(run)
+    assert {1} == {len(test.attempts) for test in run.tests}
+
+    strict = lab.run(".", "--strict")
+    assert 6 == strict.exit_code
+    assert "no test of gone ran" in strict.output
+    alone = lab.run("gone")
+    assert 5 == alone.exit_code, "none of their tests was collected"
+    assert skipped == _skipped(alone.run)
+    assert [3, 2] == [test.test.line for test in alone.run.tests]
+
+
+def _skipped(run):
+    return {
+        test.test.nodeid: test.final.message for test in run.tests if test.final.outcome is Outcome.SKIPPED
+    }

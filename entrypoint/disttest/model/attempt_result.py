@@ -182,7 +182,7 @@ class TestResult(Frozen):
     ruling: Ruling | None = None
     """None if no rank has run the test, and in journals of earlier versions."""
     phase: str = "call"
-    """The phase that decided the outcome."""
+    """The phase that decided the outcome; ``collect`` for a file that skipped itself, whose tests are unknown."""
     message: str = ""
     """One line that names the culprit rank and says what it did."""
     message_id: str = ""

@@ -71,7 +71,8 @@ def facts_of(run: RunResult) -> Facts:
         spoiled=Cause.INFRASTRUCTURE in causes,
         flaky=run.flaky_fails and bool(run.flaky),
         uncalled=run.nothing_ran,
-        empty=not run.tests,
+        # A file that skipped itself is in the reports, but none of its tests was collected.
+        empty=all(test.final.phase == "collect" for test in run.tests),
     )
 
 

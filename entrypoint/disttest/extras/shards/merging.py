@@ -299,6 +299,9 @@ class _Merge:
             yield event
             return
         is_rerun = number is not None and number == known.number
+        if result.phase == "collect" and not is_rerun:
+            # Every shard collects all files; one entry says that this one skipped itself.
+            return
         # Two results of one shard are refused without --reruns: the date of a stale artifact would decide otherwise.
         if known.bad and not bad and not is_rerun:
             message = f"{label} reports it as {result.outcome}, but it failed in {known.label}, which counts"

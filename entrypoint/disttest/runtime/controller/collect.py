@@ -6,16 +6,17 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 import msgspec
 import pytest
 
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
-from disttest.model import Isolation, TestCase, WorldKind, WorldShape, parts_of
+from disttest.model import Isolation, Outcome, TestCase, TestResult, WorldKind, WorldShape, parts_of
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
-from disttest.outgoing import outgoing
+from disttest.outgoing import outgoing, shorten
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
 from disttest.runtime.controller.target_host import TargetHost
@@ -25,6 +26,7 @@ from disttest.runtime.controller.wanted_worlds import (
     own_world,
     ranks_may_differ,
 )
+from disttest.runtime.messages.protocol import clean_text
 
 
 def is_ordinary(test: TestCase) -> bool:
@@ -62,6 +64,28 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         ranks_may_differ=(own is not None and own.ranks_may_differ) or ranks_may_differ(item),
         data=msgspec.to_builtins(plugin_manager().named("disttest_test_data", object, item=item)),
     )
+
+
+def describe_skipped(report: pytest.CollectReport, root: Path) -> tuple[TestCase, TestResult]:
+    """Describe a file or class that skipped itself while it was collected, as one skipped test.
+
+    Its tests are unknown. Without this entry, a suite that vanishes with an optional import would be in no report.
+    """
+    where, line, message = cast("tuple[str, int, str]", report.longrepr)
+    file, separator, name = report.nodeid.partition("::")
+    module = ".".join(PurePosixPath(file).with_suffix("").parts)
+    test = TestCase(
+        nodeid=report.nodeid,
+        slug=slug_of(report.nodeid),
+        # As in pytest's JUnit file: the name of a skipped file is its module.
+        classname=module if separator else "",
+        name=name.replace("::", ".") or module,
+        file=file,
+        line=line if Path(where) == root / file else 1,
+        suite=_suite(file),
+    )
+    reason = re.sub(r"^(Skipped|unittest\.case\.SkipTest): ?", "", shorten(clean_text(message)))
+    return test, TestResult(nodeid=report.nodeid, outcome=Outcome.SKIPPED, phase="collect", message=reason)
 
 
 def _suite(module: str) -> str:

@@ -19,7 +19,7 @@ from disttest.clock import monotonic
 from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
 from disttest.host.process import leave_if_copy
 from disttest.limits import REFUSAL_S
-from disttest.model import Frozen, Slot, TestCase, WorldKind
+from disttest.model import Frozen, Slot, TestCase, TestResult, WorldKind
 from disttest.outgoing import outgoing, shorten
 from disttest.planning.timings import Timings, hardware_key
 from disttest.plugin_manager import plugin_manager
@@ -35,7 +35,7 @@ from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.runtime.controller import orders
-from disttest.runtime.controller.collect import describe_item, is_ordinary
+from disttest.runtime.controller.collect import describe_item, describe_skipped, is_ordinary
 from disttest.runtime.controller.devices import Devices, make_devices, name_run, this_machine
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import ExitBlockers, end_run, leave_session
@@ -120,6 +120,8 @@ class RunSession:
         config.pluginmanager.register(self._no_worlds, "disttest-no-worlds")
         self.exit_blockers = ExitBlockers()
         self.errors: list[tuple[str, str]] = []
+        # Files that skipped themselves, by node id.
+        self._skipped: dict[str, tuple[TestCase, TestResult]] = {}
         self.hazard_watch = HazardWatch()
         self.workplace: Workplace | None = None
         self.recorder: RunRecorder | None = None
@@ -176,6 +178,8 @@ class RunSession:
             self.errors.append((report.nodeid, shorten(clean_text(report.longreprtext))))
         elif reason := skipped_as_it_left(report):
             self.said.append(f"{report.nodeid} is skipped: it {clean_text(reason)}")
+        if report.skipped:
+            self._skipped[report.nodeid] = describe_skipped(report, self.config.rootpath)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -434,6 +438,9 @@ class RunSession:
             recorder.noted(message, nodeid)
         for nodeid, message in self.errors:
             recorder.collection_failed(nodeid, message)
+        for test, result in self._skipped.values():
+            recorder.collected(test)
+            recorder.test_finished(msgspec.structs.replace(result, started_at_s=recorder.now()))
         for _, test in self.pairs:
             recorder.collected(test)
         ordinary = {test.nodeid: test for _, test in self.ordinary}

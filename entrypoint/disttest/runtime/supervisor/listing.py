@@ -15,10 +15,10 @@ import msgspec
 
 from disttest.host.process import Child, Exit, end_all, spawn_child
 from disttest.limits import PYTEST_TERM_S, TICK_S
-from disttest.model import Frozen, TestCase, WorldKind
+from disttest.model import Frozen, TestCase, TestResult, WorldKind
 from disttest.planning.targets import Targets
 from disttest.reports.text import count
-from disttest.results.events import CollectionFailed, Noted, RunStarted, TestCollected
+from disttest.results.events import CollectionFailed, Noted, RunStarted, TestCollected, TestFinished
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.runtime.controller.orders import ListerOrder, Shared, given_order
 from disttest.runtime.supervisor.run_supervisor import pytest_command
@@ -35,6 +35,8 @@ class Collection(Frozen):
     """Directory to which node ids and files are relative."""
     errors: tuple[tuple[str, str], ...] = ()
     """Files that could not be collected, with the reasons."""
+    skipped: tuple[tuple[TestCase, TestResult], ...] = ()
+    """Files that skipped themselves, which no command line can select."""
     notes: tuple[tuple[str, str], ...] = ()
     """Node id and message for tests that a plan lacks, or that no longer exist."""
     remarks: tuple[str, ...] = ()
@@ -71,8 +73,12 @@ def collect_tests(
     ended, output = _run(argv, shared or Shared(), wait)
     journal = folder / FILE_NAME
     events = tuple(read_events(journal)) if journal.exists() else ()
+    found = {event.test.nodeid: event.test for event in events if isinstance(event, TestCollected)}
+    results = (event.result for event in events if isinstance(event, TestFinished))
+    skipped = tuple((found.pop(result.nodeid), result) for result in results)
     return Collection(
-        tests=tuple(event.test for event in events if isinstance(event, TestCollected)),
+        tests=tuple(found.values()),
+        skipped=skipped,
         exit_code=ended.returncode,
         output=output,
         root=next((event.root for event in events if isinstance(event, RunStarted)), ""),

@@ -305,6 +305,9 @@ def _begin(recorder: JobRecorder, collection: Collection, request: ClusterReques
         recorder.noted(message, nodeid)
     for nodeid, message in collection.errors:
         recorder.event(CollectionFailed(at_s=recorder.now(), nodeid=nodeid, message=message))
+    for test, result in collection.skipped:
+        recorder.event(TestCollected(at_s=recorder.now(), test=test))
+        recorder.test_finished(msgspec.structs.replace(result, started_at_s=recorder.now()))
     for test in collection.tests:
         recorder.event(TestCollected(at_s=recorder.now(), test=test))
 

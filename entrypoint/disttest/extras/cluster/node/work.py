@@ -166,6 +166,7 @@ class LeaseWork:
         self._offset = 0
         self._read = Lines()
         self._root = Path.cwd()
+        self._assigned = {test.nodeid for test in job.tests}
         self._collected: dict[str, TestCase] = {}
         self._live = LiveLines(self._results, monotonic, asked=job.live_output)
         self._ready = False
@@ -226,7 +227,12 @@ class LeaseWork:
         if isinstance(event, RunStarted):
             self._root = Path(event.root)
         if isinstance(event, TestCollected):
+            if event.test.nodeid not in self._assigned:
+                # A file that skipped itself. The client has listed it, and the digest counts assigned tests.
+                return
             self._collected[event.test.nodeid] = event.test
+        if isinstance(event, TestFinished) and event.result.nodeid not in self._assigned:
+            return
         if not self._ready and not isinstance(event, _HEAD):
             self._ready = True
             yield self._introduction()
