@@ -6,8 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import find, is_hypothesis_test, strategies
 
 FEW = 300
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _hypothesis_is_ready(request: pytest.FixtureRequest) -> None:
+    """Let hypothesis read its tables and our constants, 2 s in a new checkout, before a test whose time is limited."""
+    if any(is_hypothesis_test(getattr(item, "obj", None)) for item in request.session.items):
+        find(strategies.text(), lambda _: True)
 
 
 @pytest.fixture(autouse=True)
