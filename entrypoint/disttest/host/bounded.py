@@ -144,6 +144,8 @@ class BoundedChild:
         self.expect(stall_s)
         try:
             os.write(self._input.fileno(), msgspec.json.encode(message) + b"\n")
+        # Python ignores SIGPIPE, so a child that has ended shows as an error of the write. ValueError:
+        # `close_input` was called before.
         except (BrokenPipeError, ValueError):
             return
 
@@ -165,6 +167,8 @@ class BoundedChild:
             if self._child.has_ended():
                 self._read()
                 self._finish(overdue=False)
+            # After the read: on a busy machine this process may look late, and a child that has answered in
+            # time must not be killed for that.
             elif monotonic() >= self.killed_s:
                 self.kill()
         return self.ended
@@ -214,6 +218,8 @@ class BoundedChild:
 def _start(
     module: str, arguments: Sequence[str], variables: Mapping[str, str], errors: IO[bytes]
 ) -> PipedChild:
+    # The child compares this pid with getppid(): this process may end before the child has asked to end
+    # with it.
     ours = (sys.executable, "-P", "-c", _BOOTSTRAP, str(_PACKAGE_ROOT), str(os.getpid()))
     environ = {**os.environ, **variables}  # noqa: TID251 - passed on
     return start_piped([*ours, module, *arguments], environ=environ, errors=errors)
@@ -297,6 +303,7 @@ def run_as_child() -> None:
 def _be_child(parent: int, module: str, arguments: Sequence[str]) -> None:
     """End with the parent, reserve the pipe for messages, and run the module's ``main``."""
     global _message_pipe
+    # Before the import below: torch or a driver's library can hang while it is imported.
     die_with_parent(parent)
     # Output of C libraries goes to stderr. The pipe carries messages only.
     _message_pipe = os.dup(1)

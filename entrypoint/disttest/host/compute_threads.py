@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
+# Read once by each library: OpenMP, MKL, OpenBLAS, numexpr and Apple's Accelerate, in this order.
 _VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -48,6 +49,8 @@ def import_single_threaded(asked: Mapping[str, str] | None = None) -> Callable[[
     environ.update(single_threaded())
 
     def undo() -> None:
+        # `before` does not list the variables that the user had not set, so an update alone would leave them
+        # at 1.
         for name in _VARIABLES:
             environ.pop(name, None)
         environ.update(before)
@@ -73,6 +76,8 @@ def limit_threads(*, openmp: int, blas: int) -> None:
         import threadpoolctl
 
         threadpoolctl.threadpool_limits(limits={"openmp": openmp, "blas": blas})
+    # Without a number of its own, torch sets OpenMP's number to MKL's at its first parallel region
+    # (`init_num_threads` in ATen/ParallelOpenMP.cpp).
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(openmp)
 

@@ -6,6 +6,8 @@ import os
 
 # Bound at import: tests may monkeypatch os.getpid.
 _getpid = os.getpid
+# Each fork inherits this number. Only `process._fork` notes a new one, so that all other forks differ from
+# it.
 _original_pid = _getpid()
 
 

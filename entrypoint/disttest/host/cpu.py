@@ -34,6 +34,7 @@ class CgroupMount(Frozen):
             text = read_text(folder / name)
             if text:
                 yield text
+            # `/` is its own parent.
             if folder in (self.top, folder.parent):
                 return
             folder = folder.parent
@@ -68,6 +69,8 @@ def _places(text: str) -> dict[str, str]:
     """Return controllers, mapped to the path of this process's group. The controller of v2 is the empty string."""
     places: dict[str, str] = {}
     for line in text.splitlines():
+        # Formats of cgroups(7): `4:cpu,cpuacct:/docker/3f2a` in v1, `0::/user.slice` in v2. A path may
+        # contain colons.
         _, controllers, path = line.split(":", 2)
         places.update(dict.fromkeys(controllers.split(","), path))
     return places
@@ -82,6 +85,7 @@ def _parse_mount(line: str, places: dict[str, str], root: Path) -> CgroupMount |
     version = 2 if kinds[0] == "cgroup2" else 1
     options = kinds[2].split(",") if version == 1 and len(kinds) > 2 else []
     controllers = tuple(option for option in options if option in places)
+    # A named hierarchy of v1 without controllers, such as systemd's, has no limits.
     if version == 1 and not controllers:
         return None
     top = root / fields[4].lstrip("/")
@@ -94,8 +98,11 @@ def _parse_mount(line: str, places: dict[str, str], root: Path) -> CgroupMount |
 def _place(top: Path, mounted: PurePosixPath, path: str) -> Path:
     """Return the folder of a group below the mount point, or the mount point if the mount does not show the group."""
     group = PurePosixPath(path)
+    # Seen from outside its cgroup namespace, a group has a path such as `/../other` (cgroup_namespaces(7)).
     if ".." in group.parts:
         return top
+    # A container without a cgroup namespace shows its own group only: `/docker/3f2a` is both the group and
+    # the root of the mount.
     inside = group.relative_to(mounted) if group.is_relative_to(mounted) else group.relative_to("/")
     place = top / inside
     return place if place.is_dir() else top
@@ -121,6 +128,7 @@ def detect_cpu(mounts: tuple[CgroupMount, ...]) -> CpuShare:
 
 def _quotas(mount: CgroupMount) -> Iterator[float]:
     if mount.version == 2:
+        # `150000 100000`, or `max 100000` without a limit. v1 has -1 in `cpu.cfs_quota_us`.
         pairs = [text.split() for text in mount.files("cpu.max")]
     elif "cpu" in mount.controllers:
         quotas, periods = mount.files("cpu.cfs_quota_us"), mount.files("cpu.cfs_period_us")
@@ -156,6 +164,7 @@ def detect_limits(mounts: tuple[CgroupMount, ...], root: Path = Path("/")) -> Li
 
 def _memory_total(root: Path) -> int:
     for line in read_text(root / "proc/meminfo").splitlines():
+        # `MemTotal:       16303428 kB`
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -41,6 +41,8 @@ class CpuMarks:
         self._asked = asked
         self._own: _Sums = {}
         self._of_children: _Sums = {}
+        # The counters of a fork begin at zero (getrusage(2)), so its first step includes the pages that its
+        # start copies.
         self._last = _NOTHING if since_start or not asked else _used(resource.RUSAGE_SELF)
 
     def mark(self, step: str) -> None:

@@ -112,12 +112,14 @@ def _known(torch: Any) -> list[Facts]:
     # a world sees other devices than the run
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")  # noqa: TID251
     if visible not in _asked:
+        # A failed answer is kept, too: CUDA itself answers from then on, and the user sees its own error.
         _asked[visible] = _ask(torch)
     return _asked[visible]
 
 
 def _may_ask_fork() -> bool:
     """Return whether questions are answered here, and a fork of this process could use a GPU."""
+    # With a hazard no rank is forked from this process any more, so CUDA may answer here itself.
     return _answering and not fork_hazard(on_gpus=True)
 
 
@@ -130,6 +132,7 @@ def _ask(torch: Any) -> list[Facts]:
 
 
 def _answer(torch: Any) -> bytes:
+    # The fork has inherited the replacements, which would ask a fork once more.
     leave_answers_to_cuda(torch)
     count = torch.cuda.device_count()
     return msgspec.json.encode([_facts(torch.cuda.get_device_properties(i)) for i in range(count)])

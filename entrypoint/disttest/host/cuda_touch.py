@@ -144,6 +144,7 @@ class _Finder:
     ) -> ModuleSpec | None:
         """Return the spec of a wanted module, from the finders behind this one."""
         del path, target
+        # `find_spec` below asks all finders of `sys.meta_path`, this one included.
         if name not in self._wanted or name in self._asked:
             return None
         self._asked.add(name)
@@ -158,6 +159,7 @@ class _Finder:
                 execute(module)
                 self._wanted[name](module)
 
+            # The path finder makes a new loader for each spec, so this changes the import of one module only.
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
@@ -188,6 +190,7 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         global _touched
         if not _touched:
+            # Asked before the original call, which initialises the driver itself.
             before = f"{BESIDE_TORCH}, before " if is_driver_initialised() else ""
             # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
             _touched = before + _name_caller(sys._getframe(1))  # noqa: SLF001

@@ -17,6 +17,7 @@ from disttest.host.proc import age_of, forked_children, has_children, is_alive, 
 from disttest.host.process import send_signal
 from disttest.limits import KILL_S
 
+# Their command lines end with `-c from multiprocessing.resource_tracker import main;main(9)`, and so on.
 _TRACKER, _SERVER = "multiprocessing.resource_tracker", "multiprocessing.forkserver"
 """Processes that Python starts once and keeps. They do not count as leaked."""
 _SHOWN = 80
@@ -108,6 +109,8 @@ def kill_descendants(
         for pid in found:
             if monotonic() > deadline - limit_s / 2 or not _is_called(pid, _TRACKER):
                 send_signal(pid, signal.SIGKILL)
+        # Adopted orphans become zombies of this process, and nothing else awaits them. The exits of spared
+        # children belong to their handles.
         reap(_zombies(spared.union(spare_trees)))
         if not found or monotonic() > deadline:
             return tuple(sorted(found))
@@ -184,6 +187,7 @@ def end_new_children(before: set[int]) -> tuple[str, ...]:
 
 
 _MOST_NAMED = 10
+# Start times in /proc count ticks of USER_HZ, which is 100 on x86 and Arm.
 _KERNEL_TICK_S = 0.01
 
 

@@ -47,6 +47,7 @@ def wait_any(
     wanted = {each: select.POLLIN for each in sources if each is not None}
     for each in writable:
         wanted[each] = wanted.get(each, 0) | select.POLLOUT
+    # `select.select` refuses descriptors from 1,024 on, which a world with hundreds of ranks reaches.
     poller = select.poll()
     for each, events in wanted.items():
         poller.register(each, events)
@@ -113,6 +114,7 @@ class NotedSignals:
     def __init__(self, signums: Collection[int]) -> None:
         """Record these signals from now on; they no longer interrupt anything."""
         self._signums = frozenset(signums)
+        # Python refuses a wakeup descriptor that blocks: its handler of signals in C must never wait.
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # set first, so that every signal with a handler is recorded
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)

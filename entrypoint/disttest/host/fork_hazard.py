@@ -74,9 +74,12 @@ def ask_fork(question: Callable[[], bytes], *, limit_s: float) -> tuple[bytes, E
     Returns:
         The answer, empty if there is none, and how the fork ended; None if it exceeded the limit.
     """
+    # Memory instead of a pipe: the fork never waits for a reader, so that its end is the only event to wait
+    # for.
     answer = os.memfd_create("answer")
 
     def main() -> None:
+        # A library that prints, or the traceback of a failed question, must not reach the output of pytest.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -86,6 +89,7 @@ def ask_fork(question: Callable[[], bytes], *, limit_s: float) -> tuple[bytes, E
     try:
         ended = child.wait(limit_s)
         end_all([child])
+        # `pread`, since the fork shares the offset of the file and has left it at the end.
         return os.pread(answer, os.fstat(answer).st_size, 0), ended
     finally:
         child.close()

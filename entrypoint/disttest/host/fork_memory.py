@@ -46,6 +46,8 @@ def importing_for_forks() -> Iterator[None]:
 _HUGE = 2 * 1024 * 1024
 _COLLAPSE = 25
 """MADV_COLLAPSE of Linux 6.1; older kernels refuse it."""
+# Matches `55d0c8a4e000-55d0d1b2f000 rw-p 00000000 00:00 0    [heap]`: private, writable, and of no file
+# (device 00:00, inode 0).
 _WRITABLE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 +(\[heap\])?$", re.MULTILINE)
 
 
@@ -70,8 +72,10 @@ def use_huge_pages() -> None:
     """Ask the kernel to join the memory that this process has written into huge pages; nothing else changes."""
     # A child that writes to such a page still copies only a small page.
     madvise = ctypes.CDLL(None).madvise
+    # Without types ctypes passes an address as a C int of 32 bits.
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for start, end in _regions(Path("/proc/self/maps").read_text()):
+        # The result is ignored: a kernel that refuses leaves small pages, which only cost time.
         madvise(start, end - start, _COLLAPSE)
 
 

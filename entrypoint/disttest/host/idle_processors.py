@@ -40,6 +40,7 @@ class IdleProcessors:
         now = self._counters()
         took_s, idle_s, stalled_s = (after - before for after, before in zip(now, self._before, strict=True))
         self._before = now
+        # Two readings at the same instant say nothing. This result lends no slot.
         if took_s <= 0:
             return Idleness(idle=0.0, stalled=1.0)
         return Idleness(idle=max(0.0, idle_s / took_s), stalled=min(1.0, max(0.0, stalled_s / took_s)))
@@ -49,11 +50,13 @@ class IdleProcessors:
         """Return seconds of the clock, of idle processors, and of stalled tasks."""
         ours = os.sched_getaffinity(0)
         times = psutil.cpu_times(percpu=True)
+        # While a task waits for a disk, its processor is free for others.
         idle_s = sum(each.idle + each.iowait for index, each in enumerate(times) if index in ours)
         return monotonic(), idle_s, _stalled_s()
 
 
 def _stalled_s() -> float:
+    # `some avg10=0.00 avg60=0.00 avg300=0.00 total=48151623`. Kernels without CONFIG_PSI have no such file.
     with contextlib.suppress(OSError):
         if match := _STALLED.search(_PRESSURE.read_text()):
             return int(match[1]) / 1e6

@@ -60,6 +60,8 @@ class _Nothing(ModuleType):
     """A module whose functions all do nothing."""
 
     def __getattr__(self, name: str) -> Callable[[], None]:
+        # The import system and `inspect` look for `__path__`, `__spec__` and others, and would call what they
+        # find.
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda: None
@@ -92,9 +94,12 @@ class KeptImports:
         # https://github.com/python/cpython/blob/main/Python/pylifecycle.c
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
         atexit._run_exitfuncs()  # noqa: SLF001
+        # The interpreter clears each module that it finds in `sys.modules`. An entry of None hides a module
+        # from it (`finalize_modules`).
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
                 _hide(name)
+        # One reference too many, so that these modules are not freed together with this object.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._modules))
 
 
@@ -109,6 +114,8 @@ def leave_before_older_destructors() -> None:
     # glibc runs its handlers from the last registered to the first, so a handler registered now runs before those of
     # torch, which take 70 ms, and exits there. Python's own shutdown precedes all of them. ``os._exit`` would lose
     # the data that files have buffered.
+    # `on_exit` passes the exit status as the first argument, which `_exit` needs and `atexit` lacks.
+    # `fcloseall` is registered last, so it runs first.
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # a C library other than glibc
         # glibc 2.36: fcloseall writes the buffered data of C streams, and _exit is POSIX despite its name.

@@ -22,6 +22,7 @@ class Lines:
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the lines that these bytes complete, without their line ends."""
         first, *others = chunk.split(b"\n")
+        # One byte more than the limit is kept: readers recognise a line that was cut by its length.
         self.rest += first[: max(0, self._longest + 1 - len(self.rest))]
         if not others:
             return []

@@ -36,10 +36,13 @@ def without_name_service() -> Iterator[None]:
     # either. If the C library or torch lacks the needed symbols, nothing changes.
     try:
         resolver, log_level = _resolver(), _log_level()
+    # In this order: a C library without the symbols, no torch, no libc10.so, and a libc10.so without the
+    # flag.
     except (AttributeError, KeyError, OSError, ValueError):
         yield
         return
     tries, level = resolver.retry, log_level.value  # one per thread, the other per process
+    # With no try left the resolver sends no question. It still reads /etc/hosts.
     resolver.retry = 0
     if level < _ERROR:
         log_level.value = _ERROR

@@ -37,6 +37,7 @@ def _count_refusals(groups: tuple[CgroupMount, ...]) -> int:
 
 
 def _number(group: CgroupMount, file: str, name: str) -> int:
+    # Lines such as `oom_kill 3`, in `memory.events` (v2), `memory.oom_control` (v1) and `pids.events` (both).
     text = read_text(group.place / file)
     return int(dict(line.split()[:2] for line in text.splitlines() if len(line.split()) > 1).get(name, 0))
 

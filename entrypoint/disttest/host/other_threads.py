@@ -106,6 +106,7 @@ def end_helpers() -> None:
     tqdm = sys.modules.get("tqdm.std")
     monitor = getattr(getattr(tqdm, "tqdm", None), "monitor", None)
     if isinstance(monitor, threading.Thread) and monitor.is_alive() and hasattr(monitor, "exit"):
+        # It also joins the thread. tqdm starts another one with the next progress bar.
         monitor.exit()
     if not _OF_GLOO.isdisjoint(_names()):
         # A fork that collects such a group would wait for threads that it does not have.
@@ -136,6 +137,8 @@ def _has_groups() -> bool:
 
 
 def _of_python(tid: int, thread: threading.Thread) -> OtherThread:
+    # A subclass that overrides `run` has no `_target`, nor has a thread whose `run` has returned (Python 3.11
+    # to 3.13).
     target = getattr(thread, "_target", None) or type(thread).run
     owner = type(thread) if target is type(thread).run else target
     return OtherThread(
@@ -160,6 +163,8 @@ def _of_library(tid: int, mappings: Sequence[_Mapping]) -> OtherThread | None:
         return None
     except OSError:  # a kernel that does not report it
         return OtherThread(tid=tid, name=name, runs="")
+    # The whole line: `202 0x7f2a10 0x80 … 0x7ffd3c28 0x7f2a9f`, the number and six arguments of the system
+    # call, stack pointer, program counter.
     stack_pointer, counter = (int(text, 16) for text in where[-2:])
     # A stack also holds old return addresses. The most frequent library counts, the innermost among equals.
     named = Counter(_libraries(stack_pointer, counter, mappings)).most_common(1)
@@ -187,6 +192,7 @@ def _words_above(stack_pointer: int, mappings: Sequence[_Mapping]) -> list[int]:
 
 def _mappings() -> Iterator[_Mapping]:
     for line in Path("/proc/self/maps").read_text().splitlines():
+        # `7f2a9e000000-7f2a9e028000 r-xp 00028000 fd:01 1835 /usr/lib/libc.so.6`. A path may contain spaces.
         span, rights, _, _, _, *path = line.split(None, 5)
         start, end = (int(address, 16) for address in span.split("-"))
         yield _Mapping(start, end, "x" in rights, path[0] if path else "")

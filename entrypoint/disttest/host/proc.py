@@ -107,6 +107,8 @@ def process_state(pid: int) -> str:
 
 def is_alive(pid: int) -> bool:
     """Return whether the process exists and has not ended."""
+    # Z is a zombie, which its parent has not awaited. X shows for an instant while the kernel removes a
+    # process.
     return process_state(pid) not in ("", "X", "Z")
 
 
@@ -116,6 +118,7 @@ def catches(pid: int, signum: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return True
+    # `SigCgt: 0000000180004a02`: bit N-1 is signal N.
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return caught is None or bool(int(caught[1], 16) >> (signum - 1) & 1)
 
@@ -137,6 +140,7 @@ def forked_children(pid: int | None = None) -> set[int]:
     with contextlib.suppress(
         FileNotFoundError, ProcessLookupError
     ):  # it, or one of its threads, ends just now
+        # Each thread lists only the children that it has forked itself.
         for task in Path(f"/proc/{pid or 'self'}/task").iterdir():
             with (
                 contextlib.suppress(FileNotFoundError, ProcessLookupError),

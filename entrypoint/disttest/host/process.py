@@ -65,6 +65,7 @@ def exit_of_zombie(pid: int) -> Exit | None:
         return None
     if state != "Z":
         return None
+    # The kernel shows it to processes that may trace this one; others read 0.
     status = int(fields[-1])  # field 52 in proc(5), in the form of waitpid(2)
     if os.WIFSIGNALED(status):
         return Exit(signal=os.WTERMSIG(status))
@@ -93,6 +94,7 @@ class SignalLine:
 
     def read(self) -> int:
         """Return the pid of the sender; 0 for the kernel and for senders in another pid namespace."""
+        # A record begins with ssi_signo, ssi_errno, ssi_code and ssi_pid, of 32 bits each.
         return int(struct.unpack_from("=Iii I", os.read(self._fd, self._RECORD))[3])
 
 
@@ -146,6 +148,7 @@ class Child:
     def signal(self, signum: int) -> None:
         """Send a signal; do nothing if the child has ended."""
         if self.poll() is None:
+            # A child that ends after the look is a zombie, which takes signals without an error.
             signal.pidfd_send_signal(self._pidfd, signum)
 
     def close(self) -> None:
@@ -231,6 +234,7 @@ def fork_piped(main: Callable[[], None], *, errors: IO[bytes]) -> PipedChild:
         main()
 
     child = fork_child(inside, new_session=True)
+    # `PipedChild` opens a pidfd itself.
     child.close()
     # The child has its copies. With one left here, a read would not end when the child ends.
     os.close(its_input)
@@ -400,6 +404,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 def adopt_orphans(*, enabled: bool = True) -> None:
     """Make this process adopt orphaned descendants, instead of init."""
+    # A fork does not inherit this (PR_SET_CHILD_SUBREAPER(2const)), so each process that adopts calls it
+    # again.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(enabled))
 
 
@@ -440,6 +446,7 @@ def kill_overdue(living: Callable[[], Collection[int]], *, orderly_s: float, pol
         poll_s: polling interval, in seconds.
     """
     kill_at_s = monotonic() + orderly_s
+    # A process that is stuck in the kernel survives SIGKILL; the wait for it has an end.
     while (left := living()) and monotonic() < kill_at_s + KILL_S:
         for pid in left if monotonic() >= kill_at_s else ():
             send_signal(pid, signal.SIGKILL)

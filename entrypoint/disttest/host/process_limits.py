@@ -82,6 +82,7 @@ def _lack_of_processes(ranks: int, groups: tuple[CgroupMount, ...]) -> str:
     needs = f"and a world of {ranks} ranks needs {needed:,}"
     # The kernel does not apply the limit of the shell to root.
     allowed = _allowed(resource.RLIMIT_NPROC) if os.geteuid() else None
+    # A lower bound: the kernel counts the threads of all processes of the user, and these are not added here.
     if allowed is not None and allowed < needed:
         return f"the limit on processes is {allowed:,}, {needs}: raise it with `ulimit -u {needed}`"
     for group in groups:
