@@ -97,6 +97,7 @@ def _suite(module: str) -> str:
 def _isolation(
     item: pytest.Item, options: RunOptions, own: OwnWorld | None, world: WorldShape | None
 ) -> Isolation:
+    # The mark of the test decides first, then a plugin that needs new processes, then the option of the run.
     if closest_mark(item, "fresh_world") is not None:
         return Isolation.FRESH
     kind = own.kind if own else WorldKind.RANKS
@@ -114,6 +115,8 @@ def _isolation(
 def _timeout_s(item: pytest.Item, options: RunOptions, world: OwnWorld | None) -> float:
     mark = closest_mark(item, "timeout")
     if mark is None:
+        # An option that the user gave outweighs the limits of plugins and classes. It does not outweigh a
+        # mark.
         asked = "timeout" in options.given
         own = None if asked else plugin_manager().call("disttest_timeout", item=item)
         if own is not None:
@@ -134,6 +137,7 @@ def slug_of(nodeid: str) -> str:
     """Return a folder name for a test: readable, safe on any file system, and unique."""
     file, separator, name = outgoing.text(nodeid).partition("::")  # parameters may have slashes, too
     whole = f"{file.rpartition('/')[2]}{separator}{name}"
+    # 80 characters and the digest stay far below the 255 bytes that Linux allows for a name.
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", whole).strip("-.")[:80]
     # The readable part is cut and replaces characters, so it alone is not unique.
     digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:10]

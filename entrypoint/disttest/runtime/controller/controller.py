@@ -137,6 +137,9 @@ class Controller(Listener):
         together = self._options.one_world
         for batch in build_batches(runnable, self._timings, failed=failed, together=together, **offered):
             self._scheduler.submit(batch)
+        # These callbacks run in reverse. Retries stop first, because each world that is ended judges its
+        # test, which must not be scheduled again. Failures that wait for an attempt or a proof are reported
+        # last, when no world can add a verdict.
         with contextlib.ExitStack() as ending:
             # Create the fork server before a world takes slots.
             self._fork_sources()
@@ -167,6 +170,8 @@ class Controller(Listener):
 
     def _loop(self) -> None:
         while not self._scheduler.idle or self._retries.open or self._device_health.busy:
+            # Before `due()` of the scheduler, so that a retry gets a slot in this round and not one wait
+            # later.
             for batch in self._retries.due():
                 self._scheduler.submit(batch)
             for start in self._scheduler.due():
@@ -191,6 +196,8 @@ class Controller(Listener):
 
     def _stop_if_asked(self) -> None:
         session = self._session
+        # First, because the same failure may have met -x as well, and the exit code that the test chose
+        # counts.
         if self._asked is not None:
             self._enough = self._asked.reason
             self._stop(f"the run stopped: {self._asked.reason}")
@@ -247,6 +254,8 @@ class Controller(Listener):
     def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
         """Record the result of a test. A second result means that a rank died after the first."""
         self._live.end(world.world_id)
+        # A cancelled world judges its running test as a failure of the machine. Here the end of the run was
+        # wanted, so the test was not run.
         if self._enough and judged.result.cause is Cause.INFRASTRUCTURE:
             counted = self._retries.counted(judged)
             ended = not_run(test.nodeid, self._enough, at_s=judged.result.started_at_s)
@@ -323,6 +332,8 @@ class Controller(Listener):
     def _blame_world(self, world: LiveWorld, ended: Exit) -> None:
         """Handle the death of a world process: its running test is an error, the others get a new world."""
         test = world.begun
+        # It died before its first test or between two tests. The next test is blamed, so that the batch gets
+        # shorter.
         if test is None or test.nodeid not in world.owed:
             test = next(iter(world.owed.values()))
         text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
@@ -396,6 +407,8 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
     assert run.workplace is not None
     assert run.devices is not None
     apart = [(item, test) for item, test in run.pairs if not is_ordinary(test)]
+    # Before the hazards are judged and before any fork. An import may start a thread, and ranks share what is
+    # imported here.
     plugin_manager().call("disttest_load_parts", config=session.config)
     items = [item for item, _ in apart]
     for _, message in plugin_manager().items(
@@ -425,6 +438,8 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
             timings=run.timings(),
             failed_first=run.work.failed_first,
         )
+        # World tests precede ordinary tests, which may start threads or touch CUDA in this process. Nothing
+        # could be forked from it afterwards.
         note("running the worlds")
         control(letter=run.options.world_letter).run([pair for pair in apart if pair[1].world is not None])
         note("running ordinary tests in processes of their own")

@@ -56,6 +56,7 @@ def known_skip(item: pytest.Item) -> str | None:
     """
     try:
         return _known_skip(item)
+    # pytest reports an invalid condition by `fail()`, whose exception derives from BaseException.
     except (Exception, pytest.fail.Exception):  # noqa: BLE001 - conditions of marks are code of the user
         return None
 

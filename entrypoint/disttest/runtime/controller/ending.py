@@ -64,6 +64,8 @@ def end_run(
         The exit code of the run.
     """
     journal = recorder.journal
+    # First, because the end of the run and the reports need a journal and a directory. A test or a user may
+    # have removed them.
     restored = directory.restore(journal) if directory is not None else ""
     with closing(_Reading(journal)) as reading:
         try:
@@ -88,7 +90,9 @@ def end_run(
             _say(str(error))
         if directory is not None:
             failure = 0 if listed else _report(reading, directory)
+            # After the reports: another run may claim the directory as soon as its lock is free.
             directory.release()
+            # A run that has failed keeps its code: CI must see the tests before the missing report.
             exit_code = exit_code or failure
     return exit_code
 

@@ -60,6 +60,8 @@ _COPY_OF = pytest.StashKey[str]()
 
 def closest_mark(node: Any, name: str) -> pytest.Mark | None:
     """Find the mark that applies: that of a parameter takes precedence over function, class and module."""
+    # In `own_markers` pytest lists the marks of a function before those of its parameters, and the first one
+    # counts as the closest.
     own: Iterable[Any] = getattr(getattr(node, "callspec", None), "marks", ())
     for mark in own:
         if getattr(mark, "name", "") == name:
@@ -106,8 +108,11 @@ def make_ids_unique(items: list[pytest.Item]) -> None:
     taken: dict[str, pytest.Item] = {}
     for index, item in enumerate(items):
         nodeid, number = item.nodeid, 1
+        # `items * 2` in a hook lists the same object twice. Without a copy the second run would replace the
+        # first.
         if taken.get(nodeid) is item:
             items[index] = item = twin_of(item)
+        # A loop, because a test of the project may be named `test_x#2` already.
         while taken.setdefault(item.nodeid, item) is not item:
             number += 1
             rename(item, f"{nodeid}#{number}", collected_as=collected_as(item) or nodeid)
@@ -211,6 +216,8 @@ def _changed(before: Sequence[object], after: Sequence[object]) -> str:
 def _copy(node: pytest.Function, label: str) -> pytest.Function:
     """Copy a test under a name with the world in it, keeping everything that plugins have attached."""
     copy = _method(node, label) if isinstance(node, TestCaseFunction) else _plain(node, label)
+    # `from_parent` reads the marks of the function again, and so misses those that hooks and plugins added to
+    # the node.
     copy.own_markers[:] = node.own_markers
     copy.keywords.update({mark.name: mark for mark in node.own_markers})
     copy.extra_keyword_matches |= node.extra_keyword_matches

@@ -153,6 +153,7 @@ class ForkLine:
         try:
             answer, _ = self._ask(Reap(pid=pid), [])
         except ForkSourceLost:
+            # The status went with the parent. The pidfd has shown that the world ended.
             return Exit(code=1)
         assert isinstance(answer, Reaped)
         return Exit(code=answer.code, signal=answer.signal)
@@ -228,6 +229,7 @@ def serve_line(
                 assert collect is not None
                 child = _fork_collector(question, fds[0], line, collect)
             case Reap(pid=pid):
+                # The controller asks only after the pidfd was readable, so the wait is short.
                 ended_child = children.pop(pid)
                 ended = ended_child.wait(KILL_S) or Exit(code=1)
                 ended_child.close()
@@ -243,6 +245,8 @@ def _fork_world(
     path: Path, channel_fd: int, line: socket.socket, starter_for: Callable[[ForkOrder], RankStarter]
 ) -> Child:
     def world() -> None:
+        # The controller sees the end of this process by the end of the line, which a copy in a world would
+        # keep open.
         line.close()
         order = msgspec.json.decode(path.read_bytes(), type=ForkOrder, dec_hook=lambda kind, text: kind(text))
         # A crash of the world process is explained by this file.

@@ -77,6 +77,7 @@ class ForkServer(ForkLine):
 
     def close(self) -> None:
         """Close the line and wait for the process to end."""
+        # The process leaves at the end of its line. It is killed only if it does not.
         self.line.close()
         self._child.wait(KILL_S)
         end_all([self._child])
@@ -90,6 +91,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Import modules, then handle requests until the controller closes the line."""
     parent, line_fd, ledger, nvml, recipe_file, *modules = arguments
     die_with_parent(int(parent))
+    # Before torch is imported below, so that its questions to CUDA are watched as soon as they exist.
     (inherit_stay_off_cuda if nvml else stay_off_cuda)()
     with importing_for_forks():
         for name in ("pytest", *modules):

@@ -88,6 +88,8 @@ def fork_sources(
 
         @functools.cache
         def make() -> ForkSources:
+            # On first use and once: both controllers of a run fork from the same processes. A run whose tests
+            # are all skipped needs none.
             sources = ForkSources(
                 session, items, hazards, host=host, scratch=scratch, clock=recorder.now, apart=apart
             )
@@ -175,6 +177,7 @@ class ForkSources:
     def _collect_rest(self, scratch: Path) -> _Collector | None:
         """Collect the files that cause no hazard; None if there are none, or if that does not help."""
         assert self._fork_server is not None
+        # Each round costs a collection of the run's files, and leaves out at least one more of them.
         for number in range(_ROUNDS):
             clean = [file for file in modules_of(list(self._items.values())) if file not in self._spoilt]
             if not clean:
@@ -247,5 +250,6 @@ def serve_collected(session: pytest.Session, order: ForkSourceOrder, hazards: Ha
     state_snapshot.look_before_forks()
     freeze()
     line = socket.socket(fileno=order.line_fd)
+    # Last: the controller reads the file above when this arrives, and may ask for a world immediately.
     line.send(b"collected")
     serve_line(line, lambda _: ForkStarter(session, items))

@@ -44,6 +44,8 @@ class HazardWatch:
         threads, cuda = thread_ids(), cuda_hazard(on_gpus=True)
         yield
         if file:
+            # Only ids are compared here. A description walks the stack of a thread, and only threads that
+            # remain at the end need one.
             self._threads |= dict.fromkeys(thread_ids() - threads, file)
             # Only the first file is to blame: CUDA stays initialized for all later ones.
             if not cuda and not self._cuda_file and cuda_hazard(on_gpus=True):

@@ -41,6 +41,7 @@ def report_of(collector: pytest.Collector, leaving: SystemExit) -> pytest.Collec
     """Report a file that exited: with code 0 it is skipped, and the reason is its output."""
     said = _said(collector)
     at_once = isinstance(leaving, LeftAtOnce)
+    # `sys.exit()` without an argument exits with 0.
     code = 0 if leaving.code is None else leaving.code
     if code == 0 and not at_once:
         reason = f"exited with code 0 while it was imported{': ' if said else ''}{' '.join(said.split())}"

@@ -95,6 +95,7 @@ def _uses_distributed(path: Path) -> bool:
 def reads_at_import(root: Path) -> Iterator[str]:
     """Describe loaded files below ``root`` that read a variable of ranks at import, when none is set."""
     for path, source in sources_below(root):
+        # The pattern is a cheap filter. Only a source that matches is parsed.
         if not _READS.search(source):
             continue
         for line, name in sorted(set(_found_in(_parsed(source)))):

@@ -168,6 +168,7 @@ class OrdinaryTests:
 
     def _result(self, nodeid: str, reports: list[pytest.TestReport]) -> TestResult:
         parts = [(_counted_outcome(report), report) for report in reports]
+        # Reversed, so that of several reports with one outcome the first one is kept.
         by_outcome = {outcome: report for outcome, report in reversed(parts) if outcome is not None}
         if set(by_outcome) <= {Outcome.PASSED} and not any(report.when == "call" for report in reports):
             return self._not_run(nodeid)
@@ -237,6 +238,8 @@ def run_ordinary(
             run.stop(f"{item.nodeid} ended the run: {stop.reason}")
             pytest.exit(run.reason, returncode=stop.exit_code)
         run.leave_if_copy()
+        # The end of this loop is that of pytest's own (`pytest_runtestloop` in _pytest/main.py), which it
+        # replaces.
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:

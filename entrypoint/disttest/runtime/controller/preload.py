@@ -31,6 +31,7 @@ _LAZY = (
         ),
         "torch._dynamo",
     ),
+    # `torch.compile` and `model.compile`, and not `re.compile`.
     (re.compile(r"(?<!\bre)\.compile\b"), "torch._inductor.compile_fx"),
 )
 

@@ -163,6 +163,8 @@ def report_warnings(item: pytest.Item, result: TestResult) -> None:
 def _category(name: str) -> type[Warning]:
     """Return the class of a warning, or a new class of its name if this process does not know it."""
     module, _, own = name.rpartition(".")
+    # The module is not imported for this: it may exist in the ranks only, and its import would run code of
+    # the tests here.
     found = getattr(sys.modules.get(module), own, None)
     if isinstance(found, type) and issubclass(found, Warning) and found.__init__ is Warning.__init__:
         # A class with another __init__ may not accept a single text.
@@ -242,6 +244,8 @@ def _tail_of(result: TestResult, results_dir: Path) -> str:
 
 def _end_of(log: str, results_dir: Path) -> str:
     try:
+        # Opened component by component and without links: a test can put a link to any file in the place of
+        # its log.
         with os.fdopen(Tree(results_dir).open(log), "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _READ))

@@ -94,6 +94,7 @@ class Retries:
         result = judged.result
         cause = result.cause or Cause.TEST
         key = (test.nodeid, cause)
+        # This attempt settles the earlier failure, whichever of the two counts.
         self._failed.pop(test.nodeid, None)
         if not self.wants_another(result):
             return None
@@ -112,6 +113,7 @@ class Retries:
 
     def due(self) -> Iterator[Batch]:
         """Take the batches that are due now."""
+        # One look at the clock: a batch that fell due between two looks would be in neither list.
         now_s = self._clock()
         ready = [waiting for waiting in self._waiting if waiting.due_s <= now_s]
         self._waiting = [waiting for waiting in self._waiting if waiting.due_s > now_s]

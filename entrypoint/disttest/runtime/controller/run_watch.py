@@ -46,6 +46,7 @@ def clean_up(
             with blaming(name, "disttest_watch_run", meant=PluginError):
                 yield from watch.clean(attempts)
         except PluginError as error:
+            # The watches behind this one clean up all the same. Its error is raised when they have.
             failure = failure or error
     if failure is not None:
         raise failure

@@ -254,6 +254,8 @@ class RunSession:
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
         _check_names(test.nodeid for _, test in self.pairs)
         _check_paths(self.config.rootpath, self.options.results, tests=[test for _, test in self.pairs])
+        # Only now is it known whether any test needs a GPU. A run that needs none must not fail because one
+        # is broken.
         if self._broken is not None and any(test.world or needed_gpus(item) for item, test in self.pairs):
             self._end_early(self._broken)
         # Under plain pytest no GPU is leased for tests that need no world.
@@ -322,6 +324,7 @@ class RunSession:
     def close(self, session: pytest.Session, exit_code: int) -> None:
         """Close the journal and, unless the command does it, write the reports."""
         if self.devices is not None:
+            # Before the reports, which may take seconds: another run may wait for these devices.
             self.devices.release()
         if self.recorder is None:
             return

@@ -38,6 +38,7 @@ def has_asked(config: pytest.Config) -> bool:
     flags = {option.field: getattr(known, f"disttest_{option.field}", None) for option in RUN_OPTIONS}
     try:
         settings = read_project_settings(known.file_or_dir or (), config.invocation_params.dir)
+    # A project file with an error belongs to a project that uses disttest. The user must see the error.
     except UsageError:
         return True
     return bool(given_options(settings.fill(flags)))

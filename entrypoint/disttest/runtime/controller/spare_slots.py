@@ -76,6 +76,7 @@ class SpareSlots:
             return
         self._next_s = now_s + SPARE_LOOK_S
         running, seen = tuple(running), self._look()
+        # First, whatever the processors show: more load could make this test time out.
         if has_used_its_time(running, now_s):
             self._keep(0)
         elif is_wanted(seen):

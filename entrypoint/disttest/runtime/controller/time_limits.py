@@ -123,6 +123,8 @@ class TimeLimits:
         try:
             yield
         finally:
+            # The timer first. An alarm after the handler is gone would have its default action, which ends
+            # the process.
             _setitimer(signal.ITIMER_REAL, 0)
             _signal(signal.SIGALRM, before)
             if not renders and left_s() <= 0 and not self._reached:

@@ -73,6 +73,8 @@ def has_to_do_with_worlds(file: Path) -> bool:
 def takes_world(item: pytest.Item) -> bool:
     """Whether a test uses the fixture ``world`` of disttest."""
     chain = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).get("world", ())
+    # pytest lists the definitions of a fixture from the outermost to the one that the test gets: a conftest
+    # may override `world`.
     return bool(chain) and chain[-1].func.__module__ == "disttest.plugin"
 
 

@@ -151,6 +151,7 @@ class WorldPool:
     @contextlib.contextmanager
     def adopting_orphans(self) -> Iterator[None]:
         """Adopt the processes that worlds leave behind, and let none of them outlive this context."""
+        # Processes that a plugin or a conftest started before are not leftovers of a world.
         self._spared = children_of()
         adopt_orphans()
         # Look them up once, for all worlds.
@@ -176,6 +177,8 @@ class WorldPool:
     ) -> LiveWorld:
         """Start a world for the remaining tests of a batch."""
         ours, theirs = Channel.pair()
+        # A copy of another world's channel in this world would outlive that world, and hide its end from this
+        # process.
         others = [world.channel.fileno() for world in self.running.values()]
         error_log = Path(order.scratch_dir) / "world.log"
         child = start_world(order, theirs, error_log, [ours.fileno(), *others])
@@ -199,6 +202,7 @@ class WorldPool:
         self, timeout_s: float = math.inf, *, until_s: float = math.inf, also: Iterable[int] = ()
     ) -> None:
         """Wait for events of worlds, or until an ``also`` descriptor is readable, and handle those of worlds."""
+        # The loop is a source itself, so that one wait covers the worlds and the descriptors of other owners.
         wait_any(self.loop, *also, timeout_s=timeout_s, until_s=until_s)
         self.loop.wait(0)
         self._end_silent()
@@ -212,6 +216,8 @@ class WorldPool:
                     f"the world process {world.world_id} has sent nothing for {WORLD_SILENCE_S:g} s more than "
                     "its test may take: it was stopped, or is stuck"
                 )
+                # Without a grace period: a stopped process does not run its handler of SIGTERM. SIGKILL ends
+                # it all the same.
                 end_all([world.child])
 
     def end_all(self, reason: str) -> None:
@@ -261,10 +267,14 @@ class WorldPool:
 
     def _record_exit(self, world: LiveWorld) -> None:
         with contextlib.suppress(BlockingIOError):
+            # The process has ended, so all of its messages are here. Waiting for the end of the channel could
+            # take forever: a process that it left may hold a copy.
             while world.channel in self.loop:
                 self._hear(world, wait=False)
         self.loop.ignore(world.child)
         self.loop.ignore(world.channel)
+        # Before the listener, which may start a new world for the rest of the batch. The kill below must not
+        # spare this world.
         del self.running[world.world_id]
         ended = world.child.poll() or Exit(code=0)
         # The world could not clean up, so its ranks are now children of this process.

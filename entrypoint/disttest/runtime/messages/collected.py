@@ -28,6 +28,7 @@ def _parameters(item: pytest.Item) -> str:
     callspec = getattr(item, "callspec", None)
     values = callspec.params if callspec is not None else {}
     return ", ".join(
+        # Python's default `repr` has the address of the object, which differs in each process that collects.
         f"{name}={clean_text(_ADDRESS.sub('', saferepr(value, maxsize=_LONGEST)))}"
         for name, value in values.items()
         # The world is part of the node id.

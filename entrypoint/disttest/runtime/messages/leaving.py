@@ -59,6 +59,8 @@ class LeaveNote:
         if fd is not None:
             self._memory = mmap.mmap(fd, _SIZE)
             os.close(fd)
+            # Registered before any test runs, so it runs after the exit handlers of tests: Python starts with
+            # the last one.
             atexit.register(self._leave)
 
     def doing(self, what: str) -> None:

@@ -25,6 +25,7 @@ def report_as_json(report: pytest.TestReport, config: pytest.Config) -> tuple[di
     try:
         return data, json.dumps(data, default=_represent)
     except Exception:  # noqa: BLE001 - what is in it is not ours
+        # Masked once more: the representation of an object is a new text.
         data = outgoing.tree(_plain(data))
         return data, json.dumps(data)
 

@@ -414,6 +414,7 @@ class Channel:
     def flush(self) -> bool:
         """Hand over queued messages and wait until it is done; return False if the other end is closed."""
         data, self._held = self._held, bytearray()
+        # A fork of a rank has closed its copy (`close_in_forks` in runtime/rank/child.py).
         if self._sock.fileno() < 0:
             self.closed_by_peer = True
             return False
@@ -432,7 +433,10 @@ class Channel:
             ProtocolError: a message is cut, too long or invalid.
         """
         try:
+            # MSG_DONTWAIT concerns this call only. O_NONBLOCK would make `sendall` fail as well as soon as
+            # the buffer is full.
             chunk = self._sock.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
+        # The other end closed its socket with unread messages in it.
         except ConnectionResetError:
             chunk = b""
         if not chunk:

@@ -111,6 +111,8 @@ def _plain_text(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         # Its text counts the exceptions and does not render them.
         arguments = arguments[:1]
+    # A `__str__` in C is a slot wrapper, and one in Python a function. Only the second may be code of the
+    # test.
     is_builtin = isinstance(type(error).__str__, WrapperDescriptorType)
     if is_builtin and all(map(_is_plain, arguments)):
         return str(error)
