@@ -199,6 +199,7 @@ class BoundedChild:
     def _finish(self, *, overdue: bool) -> None:
         # Processes that it started may still hold the pipe, so the whole session is killed.
         self._child.kill_session()
+        # Only now, since its pid, which names the session above, may be reused as soon as it is awaited.
         ended = self._child.poll()
         # Without an exit the child survived SIGKILL. It is given up, because a wait for it could take
         # forever.

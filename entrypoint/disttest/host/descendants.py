@@ -26,7 +26,8 @@ _SHOWN = 80
 
 def children_of(pid: int | None = None) -> set[int]:
     """Return the pids of all living descendants (of this process by default), without zombies."""
-    # Fast path: scanning all processes takes milliseconds.
+    # Fast path: three scans of all processes took a third of the CPU time of a world, on a machine with 200
+    # processes.
     if pid is None and not has_children():
         return set()
     try:

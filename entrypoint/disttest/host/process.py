@@ -82,6 +82,7 @@ class SignalLine:
     """Size of a ``signalfd_siginfo`` in bytes. The sender's pid is the fourth of its numbers."""
 
     def __init__(self, signum: int) -> None:
+        # Otherwise the signal would have its default action and never reach the descriptor.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
         mask = (ctypes.c_uint64 * 16)(1 << (signum - 1))  # the largest size of a sigset_t
         self._fd: int = _libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
@@ -179,6 +180,7 @@ class PipedChild(Child):
         """Kill it and the processes of its session, unless it has been waited for."""
         # Until then its pid cannot be reused.
         if self._exit is None:
+            # PermissionError: all that is left of the group runs as another user.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)  # noqa: TID251
 
@@ -299,6 +301,8 @@ def outlive(line: int) -> None:
     # Two ranges, because the line itself must stay open.
     os.closerange(3, line)
     os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
+    # This process has inherited a copy of the other end, too. It is closed by now; with it open, the read
+    # would never return.
     os.read(line, 1)  # the kernel closes the other end with its process
 
 
@@ -411,6 +415,7 @@ def adopt_orphans(*, enabled: bool = True) -> None:
 
 def umask_now() -> int:
     """Return the permissions that new files of this process do not get."""
+    # In between, a file of another thread becomes too private, and never too open.
     mask = os.umask(0o077)  # no call reads it without setting it
     os.umask(mask)
     return mask
@@ -458,6 +463,7 @@ def wait_all(children: Iterable[Child], limit_s: float) -> None:
     until_s = monotonic() + limit_s
     for child in children:
         if child.poll() is None:
+            # One after another is enough: a child that has ended meanwhile is ready immediately.
             wait_any(child, until_s=until_s)
 
 

@@ -133,6 +133,7 @@ class Bridge:
         # call instead of `time.monotonic`, because tests replace the latter to freeze time.
         self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
         error = raised_in(item, call)
+        # A copy has closed its channel and reports by its exit code only (`leave_as_copy`).
         if error is not None and not is_copy():
             known = self._failure_of(item, text_of(call.when), error, duration_s=call.duration or 0.0)
             held_back = describe_held_back(error)

@@ -87,6 +87,7 @@ def is_same(left: Any, right: Any) -> bool:
     if left is right:
         return True
     try:
+        # `True == 1` and `0 == 0.0`, but a change of the type is a change of the state.
         return type(left) is type(right) and bool(left == right)
     except Exception:  # noqa: BLE001 - a value that a test has left: anything may happen
         return False

@@ -49,11 +49,13 @@ def answer_questions(questions: Path, rank: int) -> None:
 
 def _answer(questions: Path, rank: int) -> None:
     while True:
+        # `open` waits for a writer and `read` for its end, both without the GIL.
         with questions.open("rb") as pipe:
             target = pipe.read().decode()
         # Missing evidence is acceptable; a new fault is not.
         with contextlib.suppress(Exception):
             _write_in_flight(questions)
+        # Last, since the world takes the file of the collectives as the end of the whole answer.
         with contextlib.suppress(Exception):
             _write_calls(Path(target), rank)
 

@@ -21,6 +21,7 @@ _errors: list[str] = []
 def loaded_facets() -> tuple[Facet, ...]:
     """List the facets of all loaded libraries. State is restored in this order."""
     loaded = tuple(source.library in sys.modules for _, source in _sources())
+    # Cached by which libraries are loaded: a test may import one, whose state the next look then includes.
     return _facets_of(loaded)
 
 

@@ -202,6 +202,7 @@ class _Session:
         device_id = None
         if shape.device != "cpu":
             device_id = torch.device(shape.device, self.spec.device_index(torch.accelerator.device_count()))
+            # Before the group: over NCCL, collectives of objects use the current device of the process.
             torch.accelerator.set_device_index(device_id.index)
         make_default_group(
             shape,
@@ -379,6 +380,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     cleanup = state.restorer.end(shared_fixtures=shared)
     left: list[str] = []
     plugin_error = plugin_error or _error_of(lambda: left.extend(_leaks_of_plugins(shared_fixtures=shared)))
+    # Before `TestDone`: once all ranks are done, the world cuts, masks and closes the log.
     flush_output()
     plugin_error = plugin_error or save()
     state.marks.mark("after the test")
@@ -459,6 +461,8 @@ def tear_down_rest(session: pytest.Session) -> TornDown:
     try:
         # pytest has no public way to tear down the fixtures of a session that ends early (pytest 8.4 to 9.2).
         session._setupstate.teardown_exact(None)  # noqa: SLF001
+    # Any exception of a fixture, `pytest.exit` and SystemExit included, is a failure to report. Unreported,
+    # it would be a crash of the rank.
     except BaseException as error:  # noqa: BLE001
         traceback.print_exc()
         if is_skip(error):

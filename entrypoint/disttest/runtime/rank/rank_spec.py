@@ -102,6 +102,7 @@ class RankSpec(Frozen):
             "ROLE_NAME": "default",
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
+            # torch compares the value with `str(True)`. Any other text makes rank 0 serve a store itself.
             "TORCHELASTIC_USE_AGENT_STORE": str(bool(self.master_port)),
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",

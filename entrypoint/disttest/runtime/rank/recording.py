@@ -105,6 +105,7 @@ class TestRecorder:
 class _Junit:
     """The part of pytest's ``LogXML`` that fixtures use."""
 
+    # pytest's fixtures warn about any other family but "legacy".
     family = "xunit1"
 
     def __init__(self, recorder: TestRecorder) -> None:

@@ -33,6 +33,8 @@ class BrokenGroups(Tool):
         call = wait.call
         if error is None:
             if self._failed and call is not None:
+                # The failed wait may have had a shorter time limit. A wait that succeeded proves that the
+                # connection works.
                 self._failed.pop(call.n, None)
         elif call is not None:
             self._failed[call.n] = (
@@ -40,6 +42,8 @@ class BrokenGroups(Tool):
                 f"{call.op} at {call.site}, which failed in {_name(call.group)}",
             )
         elif wait.kind is WaitKind.WORK:
+            # Calls and waits are numbered apart, both from 1. Negative keys keep them from replacing each
+            # other, and 0 is free for an abort.
             self._failed[-wait.n] = "", f"the wait at {wait.site}, which failed"
         elif wait.kind is WaitKind.GROUP and wait.ranks:
             # torch numbers new groups; after this failure the ranks may have counted differently.

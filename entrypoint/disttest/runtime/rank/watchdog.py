@@ -43,6 +43,7 @@ def _counted(function: Callable[..., Any], *, runs: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
         global _is_running
+        # Before the note: with wrong arguments faulthandler raises, and starts or stops nothing.
         result = function(*args, **kwargs)
         _is_running = runs
         return result

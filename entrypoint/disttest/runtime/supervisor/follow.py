@@ -104,6 +104,7 @@ class Watch:
 
     def child_ended(self) -> None:
         """Handle the remaining output after the child and its descendants have ended."""
+        # Events first: the rest of the output is pytest's summary, which belongs below the last test.
         self._handle_all(self._follower.new_events())
         while texts := self._new_texts():
             self._show(texts)
@@ -159,6 +160,7 @@ class _Output:
         self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
         # The supervisor must never wait for pytest's output.
         os.set_blocking(self.reader, False)
+        # A block may end in the middle of a character, or of a value to hide.
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._masked = FilteredStream(outgoing)
 

@@ -123,6 +123,7 @@ def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str], sh
     with _lister(shared) as (argument, descriptors):
         argv = [*pytest_command(targets, flags, extra), argument]
         ended = subprocess.run(argv, check=False, pass_fds=descriptors)
+    # A shell reports a signal as 128 plus its number, and `subprocess` as the negative number.
     return ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
 
 

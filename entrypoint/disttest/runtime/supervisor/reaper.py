@@ -51,6 +51,7 @@ class Reaper:
     def dismiss(self) -> None:
         """End the reaper after a run that ended in order."""
         if self._child is not None:
+            # Before the line is closed: the reaper would take its end for the death of the command.
             end_all([self._child])
             self._child.close()
             os.close(self._line)

@@ -105,6 +105,7 @@ class _End(NamedTuple):
 
 def plugin_arguments() -> list[str]:
     """Return the arguments that load the plugin: its installed name, otherwise its module."""
+    # pytest loads entry points itself. It refuses a module that is registered under a second name.
     installed = {entry.name for entry in metadata.entry_points(group="pytest11")}
     return ["-p", "disttest" if "disttest" in installed else "disttest.plugin"]
 
@@ -120,10 +121,12 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
     if targets.bundled:
         argv += suite_arguments()
     argv += [
+        # `ps` shows a command line to all users of the machine, so secret options are left out.
         f"--disttest-{option.name}={flags[option.field]}"
         for option in RUN_OPTIONS
         if flags.get(option.field) and not option.secret
     ]
+    # A file that cannot be collected makes the exit code 2, and hides no result of the other files.
     return [*argv, "--continue-on-collection-errors", *targets.arguments, *extra]
 
 
@@ -150,6 +153,7 @@ def run_supervised(
     """
     hold_signals()
     journal = Journal(directory.path / FILE_NAME)
+    # The record of the command: the reports need it even if pytest ends before its first hook.
     journal.append(
         RunStarted(
             at_s=journal.now(),
@@ -203,6 +207,7 @@ def _arguments_of(
         until_s: deadline of the run, on the monotonic clock.
     """
     for number, process in enumerate(processes):
+        # The first process has the deadline among its arguments already. 0 would mean no deadline.
         left_s = max(1, math.ceil(until_s - monotonic())) if number and options.deadline else 0
         yield (*process.arguments, *([f"--disttest-deadline={left_s}"] if left_s else []))
 
@@ -219,6 +224,7 @@ def _run_one(
     """Run one pytest process until it ends or must be ended; none of its descendants is left on return."""
     board = LeaveBoard()
     reaper = Reaper()
+    # An earlier pytest process of this run may have reported its end in the same journal.
     before = watch.folding.finished
     try:
         child = _start(argv, order, watch, board, reaper, directory, journal, seed)
@@ -234,6 +240,7 @@ def _run_one(
         board.close()
         reaper.dismiss()
     if watch.folding.finished is before and not (ending.signal or ending.overdue):
+        # The tests behind it are not run: a new process for them would have to collect everything again.
         ending = _blame_test(journal, watch, ending)
     return _end_of(watch.folding.result(), ending, finished=watch.folding.finished is not before)
 
@@ -310,6 +317,7 @@ class _Supervisor:
         self._leave_until_s = math.inf
         self._signals = signals
         self._watch = watch
+        # With a copy of their writing ends here, the outputs of the child would never end.
         watch.child_started()
 
     def wait(self, limit_s: float) -> Ending:
@@ -330,6 +338,8 @@ class _Supervisor:
 
     def _is_kept(self) -> bool:
         """Whether pytest has finished and its process is still alive after the limit."""
+        # The time counts from pytest's last hook, because the reports of other plugins may take longer than
+        # the limit.
         if math.isinf(self._leave_until_s) and self._board.is_leaving:
             self._leave_until_s = monotonic() + PYTEST_LEAVE_S
         return monotonic() >= self._leave_until_s
