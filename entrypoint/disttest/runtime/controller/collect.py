@@ -52,6 +52,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         classname=".".join([*PurePosixPath(module).with_suffix("").parts, *classes]),
         name=name,
         file=PurePosixPath(path).as_posix(),
+        # pytest counts lines from 0, and has None for an item without a line.
         line=(line or 0) + 1,
         suite=_suite(module),
         world=world,

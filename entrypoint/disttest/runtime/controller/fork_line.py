@@ -128,6 +128,7 @@ class ForkLine:
             ForkSourceLost: the parent cannot fork any more.
         """
         path = Path(order.world.scratch_dir) / "world.order.json"
+        # Paths as text, because a run with worlds has paths in UTF-8 only (`_check_paths` in session.py).
         path.write_bytes(msgspec.json.encode(order, enc_hook=str))
         return self.ask_for_child(Fork(order=str(path), forks=order.world.forks), channel.fileno())
 

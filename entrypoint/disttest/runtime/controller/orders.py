@@ -137,6 +137,7 @@ def given_order(order: AnyOrder, *descriptors: int) -> Iterator[tuple[str, tuple
 
 def own_arguments(config: pytest.Config) -> list[str]:
     """Return the arguments of this process without its order."""
+    # For children: the number in the order names a descriptor of this process only.
     return [word for word in map(str, config.invocation_params.args) if not word.startswith(FLAG)]
 
 
@@ -151,6 +152,7 @@ def order_of(config: pytest.Config) -> AnyOrder:
     Raises:
         pytest.UsageError: the argument was copied from another process.
     """
+    # Kept, because reading it closes the descriptor.
     if _ORDER not in config.stash:
         fd = config.known_args_namespace.disttest_order
         config.stash[_ORDER] = ControllerOrder() if fd is None else _read_order(fd)
@@ -188,4 +190,5 @@ def _read_order(fd: int) -> AnyOrder:
 
 
 def _decode_path(kind: type, text: str) -> Any:
+    # msgspec writes bytes as base64.
     return kind(os.fsdecode(base64.b64decode(text)))

@@ -44,6 +44,7 @@ class WorldFailure(TerminalRepr):
         self.original = original
         self.logs_in = f"{short_path(results_dir)}/"
         self.tail = _tail_of(result, results_dir)
+        # junitxml and the short summary of the terminal take the message of a failure from this attribute.
         self.reprcrash = ReprFileLocation(test.file, test.line, result.message)
 
     def toterminal(self, tw: TerminalWriter) -> None:
@@ -179,6 +180,7 @@ def masked_report(config: pytest.Config, report: pytest.TestReport) -> pytest.Te
     if not outgoing.active:
         return report
     data = serialisable(report, config)
+    # The id stays as it is: plugins of pytest, `--lf` among them, compare it with the ids of items.
     hidden = {**masked(data), "nodeid": report.nodeid}
     return report if hidden == data else _from_data(config, hidden)
 

@@ -380,7 +380,8 @@ class RunSession:
         if self.devices is None or not self.runs_tests or self.config.option.collectonly:
             return
         left_s = self.deadline_s - monotonic() if self.deadline_s else math.inf
-        # Leave time before the deadline to report that the GPUs did not become free.
+        # Leave time before the deadline to report that the GPUs did not become free. On a loaded machine such
+        # a run ended with 124, the code of a deadline, instead of 6.
         wait_s = left_s - min(REFUSAL_S, left_s / 4)
         try:
             self.devices.acquire(name_run(self.config.args), say=self._say, timeout_s=wait_s)
@@ -456,6 +457,7 @@ class RunSession:
             self.config.pluginmanager.register(self.exit_blockers, "disttest-exit-blockers")
 
     def _make_workplace(self) -> Workplace:
+        # Missing with `-p no:tmpdir`.
         factory = getattr(self.config, "_tmp_path_factory", None)
         base = factory.getbasetemp() if factory else Path(tempfile.mkdtemp(prefix="disttest-"))
         scratch = base / "disttest"

@@ -37,6 +37,7 @@ _SETTLED_LOOKS = 10
 # Share of the time limit after which a rank without any stacks is asked for its collectives anyway.
 _SILENT_SHARE = 0.5
 _LINE = 1024
+# The last line of faulthandler's dump: `  File "test_x.py", line 3 in <module>`, or `  ...` after 100 frames.
 _BOTTOM = re.compile(rb"( in (<module>|_run_module_as_main)|\n  \.\.\.)\n$")
 _MORE = "\n  ..."
 """End of stacks of more than 100 frames."""
@@ -118,6 +119,7 @@ class EvidenceSource:
         if answers is None:
             return False
         with answers.open("rb") as file:
+            # The end of an earlier answer in the same file is not the end of this one.
             file.seek(max(self._seen, file.seek(0, os.SEEK_END) - _LINE))
             return _BOTTOM.search(file.read()) is not None
 
@@ -190,6 +192,7 @@ def collect_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list
     while waiting and monotonic() < deadline_s:
         sleep(EVIDENCE_POLL_S)
         left = [source for source in waiting if not source.has_all_stacks()]
+        # 256 ranks on two processors could not all write their stacks in the 0.3 s that suit two ranks.
         if len(left) < len(waiting):
             deadline_s = monotonic() + limit_s
         waiting = left
@@ -232,6 +235,7 @@ class _EvidenceRequest:
         if not self._asked_flight and (self.source.is_deaf or self._answer.is_whole() or not may_wait):
             self._asked_flight = True
             self.source.ask_flight(self._flight)
+        # A stopped process will not answer. One in an uninterruptible sleep may wake up within the limit.
         if not self._answer.size and not self.source.is_deaf:
             return self.source.state() != _STOPPED
         return not (self._asked_flight and self.source.has_collectives())

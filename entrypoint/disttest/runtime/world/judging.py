@@ -90,6 +90,7 @@ def judge_adapted(
     )
     if tested_nothing:
         main = msgspec.structs.replace(main, outcome=Outcome.FAILED, message=NO_RANKS)
+    # Messages then speak of the process: an isolated file has no ranks.
     named = msgspec.structs.replace(main, rank=LONE_PROCESS) if test.kind is WorldKind.PROCESS else main
     decided = _by_main(ruled([named]), main, ranks)
     if by_ranks is not None and not decided.outcome.is_bad:
@@ -114,6 +115,7 @@ def _by_main(result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) 
     return msgspec.structs.replace(
         result,
         details=main.details if bad else "",
+        # The culprit is the number of a rank, and the main process has none.
         culprit=None,
         victims=(),
         ranks=shown,
@@ -122,6 +124,7 @@ def _by_main(result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) 
 
 
 def _with_torch(result: TestResult, torch_outcome: Outcome | None) -> TestResult:
+    # Nothing is known by torch's rules: its harness would have run the test to its end.
     if result.ruling is Ruling.CANCELLED:
         torch_outcome = None
     if torch_outcome is None or torch_outcome.is_bad == result.outcome.is_bad:
@@ -309,6 +312,7 @@ def representing_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...
     if attempt.test.kind is not WorldKind.RANKS:
         # A main process runs pytest's protocol, so its own reports represent the test.
         return tuple(report.report for report in ranks[0].reports if report.report)
+    # Ranks may differ, so a rank with another outcome than the test must not represent it.
     speaker = next(
         (p for p, r in zip(ranks, result.ranks, strict=True) if r.outcome is result.outcome), ranks[0]
     )

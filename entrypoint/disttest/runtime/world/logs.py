@@ -54,6 +54,7 @@ class RankLog:
             _libc.fallocate(
                 fd,
                 _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE,
+                # The parameters are of type off_t. ctypes passes a plain int as a C int of 32 bits.
                 ctypes.c_int64(self._half),
                 ctypes.c_int64(length),
             )
@@ -174,6 +175,7 @@ class LogStore:
         Raises:
             OSError: they cannot be created.
         """
+        # The results directory may have moved since the files were made.
         if self._ahead != tuple(logs) or self._results != self._home.now():
             self._make(logs)
         self._ahead = ()
@@ -229,6 +231,7 @@ class LogStore:
             self.log(log).finish()
             return
         self.log(log).publish(self._results / log)
+        # The memory is freed with its last descriptor, and the unmasked text with it.
         os.close(self._hidden.pop(log))
 
     def close(self) -> None:

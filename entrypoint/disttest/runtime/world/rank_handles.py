@@ -150,6 +150,8 @@ class Supervisor:
         for name, watch in self._watches.items():
             _asked(attempt, name, watch.begin)
         for handle in self.handles:
+            # A rank that died between two tests fails the one that it would have run. The loop reports its
+            # end only once.
             if handle.gone:
                 self.record_exit(handle, attempt)
 
@@ -159,6 +161,7 @@ class Supervisor:
         tick_s = monotonic() + TICK_S
         while not attempt.is_over:
             now_s = monotonic()
+            # Before the limits below are checked, because it moves them.
             attempt.hold(now_s, on=self._is_held(attempt))
             # Rendering runs `repr()` of the test's objects, which may block or wait for a peer forever.
             attempt.give_up_rendering(older_than_s=RENDERING_S)
@@ -192,6 +195,8 @@ class Supervisor:
 
     def end_living(self, attempt: Attempt) -> None:
         """Take the evidence of the unfinished ranks, then end them."""
+        # A failure that is known only in part counts from here on. It decides whether the deadline or that
+        # failure ends the others.
         attempt.give_up_rendering()
         attempt.give_up_waiting()
         # After a failure the grace period ends ranks, not the deadline, and they did not hang.
@@ -207,8 +212,10 @@ class Supervisor:
         if deadline_passed:
             self.on_evidence()
         self._take_in_flight(attempt, living, evidence)
+        # After a failure, reports that arrived during the questions still count.
         if not deadline_passed:
             living = self._note_ends(attempt)
+        # The answers may contain an assertion in flight, which is a failure of the test and no hang.
         deadline_passed = deadline_passed and attempt.failed_s is None
         for progress in living:
             told = evidence[progress.rank]
@@ -259,6 +266,7 @@ class Supervisor:
         """Record the phase of a rank that disttest is about to end, before the rank continues into its clean-up."""
         handle = self.handle(progress.rank)
         collects = self._settings.ranks_collect and not handle.ready
+        # Such a rank runs no test yet, and its byte on the board says "setup" from the start.
         progress.phase = "collection" if collects else handle.phase()
         progress.killed = True
 
@@ -319,6 +327,8 @@ class Supervisor:
             uncaught = _UNCAUGHT.search(self._log(progress).tail(_START_LOG_KEPT))
             words = f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
             return self._explain_abort(progress, attempt, words) or words
+        # gloo crashes with SIGSEGV in some calls that bring more than there is room for, such as a broadcast
+        # of 7 numbers into 6.
         return self._explain_abort(progress, attempt, "") if killer == signal.SIGSEGV else ""
 
     def _explain_abort(self, progress: RankProgress, attempt: Attempt, words: str) -> str:
@@ -416,6 +426,7 @@ class Supervisor:
 
     def _on_death(self, handle: RankProcessHandle) -> None:
         now_s = monotonic()
+        # The pidfd of a dead process stays readable, and would wake the loop without end.
         self.loop.ignore(handle.child)
         # Messages sent before the death count. A grandchild may hold the channel open, so do not wait for its end.
         with contextlib.suppress(BlockingIOError):

@@ -45,6 +45,7 @@ def _code(file: Path, line: int) -> str:
     # A broken rank may have written anything as the path.
     except (OSError, ValueError):
         return ""
+    # The world is a fork, and inherits cached lines of a file that a test may have rewritten.
     linecache.checkcache(str(file))
     return linecache.getline(str(file), line).strip()[:_LONGEST]
 
@@ -72,6 +73,7 @@ def native_stacks(children: Sequence[Child], *, limit_s: float | None = None) ->
 
 
 def _find_py_spy() -> str | None:
+    # The folder of the interpreter first: PATH lacks an environment that was not activated.
     return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
 
 

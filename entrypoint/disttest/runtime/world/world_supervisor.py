@@ -124,6 +124,7 @@ class WorldSupervisor:
         if lack := lack_for_ranks(len(self._own_ranks())):
             self._reason = lack
             return
+        # Before the first fork: the environment of each rank has the port.
         listener = self._listen()
         if self._kind is WorldKind.RANKS and not self._order.partition:
             self._watches = self._ranks.start_watches(self._shape.size)
@@ -208,6 +209,7 @@ class WorldSupervisor:
     def _run_tests(self) -> None:
         order = self._order
         for index, test in enumerate(order.tests):
+            # `_may_run` first: where a world spans nodes it waits, and the world may be cancelled meanwhile.
             if not self._may_run(index) or self._reason or self._abandoned:
                 return
             following = order.tests[index + 1].nodeid if index + 1 < len(order.tests) else None
@@ -404,6 +406,7 @@ class WorldSupervisor:
         return tuple(notes)
 
     def _watches_with_fd(self) -> list[WorldWatch]:
+        # The loop refuses -1 with a ValueError, both when a watch is added and when it is ignored.
         return [watch for watch in self._world_watches.values() if watch.fileno() >= 0]
 
     @contextlib.contextmanager
@@ -445,6 +448,8 @@ class WorldSupervisor:
     # --- ending
 
     def _close(self) -> None:
+        # The last verdict first. The end of the ranks may take seconds, and pytest can report the test
+        # meanwhile.
         self._controller.flush()
         self._ranks.logs.withdraw()
         self._look_around(at_once=True)
@@ -480,6 +485,8 @@ class WorldSupervisor:
 
     def _dismiss(self, limit_s: float) -> tuple[str, ...]:
         """Ask the ranks to leave; return a note about those that did not."""
+        # An abandoned world has lost its controller, or its code has failed: no process waits for a
+        # tear-down.
         dismissal = dismiss(self._ranks, 0.0 if self._abandoned else limit_s)
         self._stuck = dismissal.stuck
         return (dismissal.note,) if dismissal.note and not self._reason else ()
