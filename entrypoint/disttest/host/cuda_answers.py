@@ -48,6 +48,7 @@ def answer_for_cuda(torch: Any) -> None:
     """Replace torch's questions about devices, so that they do not initialise CUDA in this process."""
     global _answering
     _answering = True
+    # `__wrapped__` is there if the functions are replaced already.
     if torch.version.cuda is None or hasattr(torch.cuda.current_device, "__wrapped__"):
         return
     # Both initialise CUDA although NVML knows the answers, and torch has no setting for it (torch 2.9 to 2.15).

@@ -160,6 +160,8 @@ def is_helper(pid: int) -> bool:
 
 def _is_called(pid: int, name: str) -> bool:
     with contextlib.suppress(ProcessLookupError):
+        # The whole command line: cut to 80 characters, a long path of the interpreter hid the name of the
+        # module.
         return name in command_of(pid)
     return False
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from disttest.host.compute_threads import import_single_threaded
 
+# Compared with 0, Python 3.12 counted as frozen by disttest. Nothing was frozen then, and each collection in
+# a rank took 0.2 s.
 _OF_PYTHON = gc.get_freeze_count()
 """Number of objects that are frozen from the start. Python 3.12 starts with some hundred."""
 

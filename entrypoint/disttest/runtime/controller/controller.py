@@ -230,6 +230,7 @@ class Controller(Listener):
             world_id=world_id,
             tests=tuple(self._tests[nodeid] for nodeid in batch.nodeids),
             attempts=tuple(map(self._retries.attempt_of, batch.nodeids)),
+            # CUDA and NVML number GPUs in different orders, so that an index alone may name another GPU.
             devices=tuple(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu"),
             defaults=dict(self._device_health.variables(batch, slots)),
             failed_before=dict(self._failed_of_rank),
@@ -287,6 +288,8 @@ class Controller(Listener):
         reason = closed.reason if closed else f"its world process ended with {ended}"
         self._recorder.world_ended(world.world_id, reason, self._cpu_steps_of(world))
         plugin_manager().call("disttest_world_ended", scratch=Path(world.order.scratch_dir))
+        # Before the error of a plugin below, which ends the run: the findings of its other watches must be
+        # recorded by then.
         self._note_end(world)
         if closed and closed.plugin_error and self._asked is None:
             # The worlds that still run end in order, and their results count.

@@ -99,6 +99,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         observe.prepare()
         state_snapshot.prepare()
         plugin_manager()  # installs the filter of outgoing texts
+    # Only now: the filter that takes the descriptor over belongs to a plugin.
     if ledger:
         outgoing.share(int(ledger))
     recipe = msgspec.json.decode(Path(recipe_file).read_bytes(), type=Recipe)

@@ -169,6 +169,7 @@ class ForkSources:
 
     def close(self) -> None:
         """End the processes."""
+        # The collector first: it is a child of the fork server, which must still await it.
         if self._collector is not None:
             self._collector.close()
         if self._fork_server is not None:

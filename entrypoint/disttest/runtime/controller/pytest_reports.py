@@ -87,6 +87,7 @@ def reports_of(
         reports = _good_reports(item, result)
     if result.outcome is Outcome.PASSED and _shows_passes(item.config):
         next(report for report in reports if report.when == "call").sections = _printed(result, results_dir)
+    # pytest's junitxml completes a test at the report of its tear-down.
     if not any(report.when == "teardown" for report in reports):
         reports.append(_made_up(item, "teardown", "passed", None))
     return reports
@@ -117,6 +118,8 @@ def _good_reports(item: pytest.Item, result: TestResult) -> list[pytest.TestRepo
     """Build reports of a test whose ranks sent none that show its outcome."""
     if not result.outcome.has_run:
         return skip_reports(item, result.message)
+    # pytest reports an expected failure as a skip with the attribute `wasxfail`, and an unexpected pass as a
+    # pass with it.
     outcome = "skipped" if result.outcome is Outcome.XFAILED else "passed"
     report = _made_up(item, "call", outcome, None, duration_s=result.duration_s)
     if result.outcome is not Outcome.PASSED:

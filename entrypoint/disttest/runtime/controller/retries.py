@@ -144,6 +144,7 @@ class Retries:
             batch_id=f"retry-{self._submitted}",
             nodeids=(test.nodeid,),
             shape=test.world or ALONE,
+            # The attempt starts from nothing that the failure has left, and waits for no other test.
             isolation=Isolation.FRESH,
             expected_s=result.duration_s,
             exclusive=test.exclusive or test.kind is WorldKind.PROCESS,

@@ -269,6 +269,8 @@ class RunSession:
         on_gpus = any(shape.device != "cpu" for shape in shapes) or any(map(self._takes_gpu, self.pairs))
         if on_gpus:
             self._take_devices()
+            # torch is imported by now, so that a fork answers in milliseconds. The GPUs are leased, so that
+            # it sees what ranks will see.
             self._ask_torch()
         if self.devices is not None and (isolated or any(shape.device == "cpu" for shape in shapes)):
             self.devices.reserve_cpu_slots(beside_gpus=on_gpus)

@@ -57,6 +57,8 @@ class TargetHost(Frozen):
 
     def device_for(self, backend: str) -> str:
         """Return where ranks on a backend compute, unless their test says it."""
+        # Gloo alone does not decide: `--backend gloo` on GPUs tests it with CUDA tensors, and MIG slices have
+        # no other backend.
         if self.gloo_on_cpu and backend == ANY_CPU_BACKEND:
             return CPU
         devices = backend_named(backend).devices or _registered_devices(backend)

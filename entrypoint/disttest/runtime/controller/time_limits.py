@@ -109,6 +109,7 @@ class TimeLimits:
                 _setitimer(signal.ITIMER_REAL, RENDERING_NEXT_S)
             item.add_report_section(phase, "other threads", _other_threads())
             ended = () if before_call is None else end_new_children(before_call)
+            # Its exception derives from BaseException, so `except Exception` in the test does not catch it.
             pytest.fail("\n".join([message, *ended]))
 
         def left_s() -> float:

@@ -163,6 +163,8 @@ class WorldPool:
         try:
             yield
         finally:
+            # Worlds first, which report their ends. Then whatever they left is killed, while this process
+            # still adopts it.
             self.end_all("the run was interrupted")
             kill_descendants(spare=self._spared)
             adopt_orphans(enabled=False)

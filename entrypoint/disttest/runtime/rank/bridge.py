@@ -150,6 +150,7 @@ class Bridge:
             outcome=failed_outcome(phase, xfail=expected_failure(item, error) is not None),
             duration_s=max(0.0, duration_s),
             ended_at_s=self._ended_at_s,
+            # Masked before it is cut: half of a value would not be recognised.
             message=clean_text(raised.message)[:2000],
             details=shorten(clean_text(raised.details)),
             because_of=_awaited_ranks() if is_consequence(raised.message) else (),

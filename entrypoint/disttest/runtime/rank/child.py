@@ -46,6 +46,7 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
     # Text that is still buffered belongs to the previous log.
     flush_output()
     targets = {1, 2, *_stop_capture(config)}
+    # `_stop_capture` has noted above which descriptors these are.
     for copy in _copies_of_output():
         os.dup2(fd, copy, inheritable=False)
     # Only 1 and 2 are inheritable: programs that a test starts write to the log, and hold no descriptor of

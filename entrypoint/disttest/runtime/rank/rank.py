@@ -88,11 +88,15 @@ class ForkStarter:
                 os.close(fd)
             live(spec, channel, self._session, self._items)
 
+        # In its group, `os.killpg(0, …)` of a test reaches this rank and what it started, and neither the
+        # world nor the other ranks. A leader cannot call `os.setsid()`.
         return fork_child(main, new_group=True)
 
 
 def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
     """Become the process that the world asks for: a rank, a main process or an isolated one. Never returns."""
+    # Every process of a world comes by here. Forks of a clean process collect for themselves, and may have
+    # other plugins as well.
     if words := plugins_differ(
         spec.settings.plugins, plugin_manager().identity, "this process", "the command"
     ):
@@ -304,6 +308,7 @@ def next_order(channel: Channel) -> RunTest | None:
     """Wait for the next test; return None when the rank must leave."""
     while not channel.closed_by_peer:
         for message in channel.receive():
+            # The world sends the next order only after `TestDone`, so no order behind this one is lost.
             if isinstance(message, RunTest):
                 return message
             if isinstance(message, Leave):

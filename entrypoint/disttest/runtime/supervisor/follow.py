@@ -59,6 +59,7 @@ class Watch:
         if self._view is None:
             return {}
         self._session_ended = False
+        # Pipes, because two writers on one terminal would tear the live view apart.
         self._outputs = output, errors = [_Output(error=False), _Output(error=True)]
         return {"stdout": output.writer, "stderr": errors.writer}
 

@@ -172,6 +172,7 @@ def run_supervised(
     # found at the end.
     adopt_orphans()
     processes = plugin_manager().call("disttest_processes_of_run", options=options) or (PytestProcess(),)
+    # Before the first process starts: both compare the end of the run with this moment.
     watches, shortage = watch_run(lambda: directory.home.now()), Shortage()
     watch = Watch(journal.path, view, journal.now)
     until_s = monotonic() + options.deadline if options.deadline else math.inf

@@ -168,6 +168,7 @@ class RankProgress:
     def verdict_report(self) -> PhaseEnded | None:
         """The report that decides the outcome: the first failure, otherwise by precedence."""
         reports = [*self.reports, *filter(None, [self.rendering])]
+        # Failures first: a tear-down that fails after a strict xfail has passed is the worse of the two.
         for decides in (_is_bad, _is_strict):
             for report in reports:
                 if decides(report):
@@ -175,6 +176,7 @@ class RankProgress:
         whole = [report for report in reports if not report.partial and not _skips_too_late(report)]
         for outcome in _PRECEDENCE:
             for report in whole:
+                # A set-up and a tear-down pass in a test without a call as well, and such a test has not run.
                 if report.outcome is outcome and (outcome is not Outcome.PASSED or report.phase == "call"):
                     return report
         return None

@@ -36,6 +36,7 @@ def dismiss(ranks: Supervisor, limit_s: float) -> Dismissal:
     for handle in living:
         handle.channel.send(Leave())
     children = [handle.child for handle in living]
+    # A cancelled world keeps one limit, since the controller kills it after WORLD_POOL_CANCEL_S.
     is_large = len(living) > FEW_RANKS and not _is_cancelled(ranks.attempt)
     wait_for_ends(children, limit_s, most=_MOST_LIMITS if is_large else 1)
     stuck = [handle for handle in living if handle.child.poll() is None]
@@ -60,6 +61,7 @@ def wait_for_ends(ranks: Sequence[Child], limit_s: float, *, most: int) -> None:
         before = left
         wait_all(before, limit_s)
         left = [rank for rank in before if rank.poll() is None]
+        # Without a single end in a whole period, the ranks wait for something other than a processor.
         if not left or len(left) == len(before):
             return
 
@@ -81,6 +83,7 @@ def late_deaths(
         healthy: whether the world could have run another test. Otherwise libraries may abort a rank at its exit, because its
             groups are broken, and only its fixtures count.
     """
+    # Ranks whose peers were ended lose connections, and their libraries may crash for that reason.
     if attempt.failed_s is not None and any(progress.killed for progress in attempt.ranks):
         return []
     return [

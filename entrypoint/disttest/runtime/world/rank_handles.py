@@ -49,6 +49,8 @@ _START_LOG_KEPT = 16 * 1024
 _LAST_WORDS_KEPT = 500
 # Characters of the end of a log that are searched for the stacks of a crash; many threads make them long.
 _CRASH_KEPT = 64 * 1024
+# libstdc++ prints `terminate called after throwing an instance of 'gloo::IoException'`, and the text behind
+# `what():` on the next line.
 _UNCAUGHT = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\):\s*(.+)")
 
 

@@ -18,6 +18,7 @@ from disttest.host.process import Child, end_all, spawn_child, wait_all
 from disttest.limits import NATIVE_STACKS_S, RANK_TERM_S
 from disttest.results.hang_findings import is_library
 
+# faulthandler's format, without Python's comma before `in`: `  File "/src/test_a.py", line 3 in test_a`.
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d{1,9}) in ')
 # Bytes of the largest file that is read; larger files are not written by hand.
 _MOST_READ = 4 * 1024 * 1024

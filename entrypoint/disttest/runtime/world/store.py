@@ -51,7 +51,8 @@ def host_store(listener: socket.socket | None) -> Any:
     host, port = listener.getsockname()[:2]
     # The server connects to itself, and torch resolves the peer's name with each connection.
     with without_name_service():
-        # Ranks connect with TORCHELASTIC_USE_AGENT_STORE, as under torchrun, so rank 0 does not serve a second store.
+        # Ranks connect with TORCHELASTIC_USE_AGENT_STORE, as under torchrun, so rank 0 does not serve a
+        # second store. The server does not wait for them: they connect in their tests, and some never do.
         return dist.TCPStore(  # type: ignore[attr-defined]
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )

@@ -290,6 +290,7 @@ class WorldSupervisor:
         self._began.append((test.nodeid, attempt.started_s))
         # Before the order is sent: a rank writes its first phase as soon as it has the order.
         self._phases.reset()
+        # Before `agree_on`, whose findings are failures of this attempt.
         self._ranks.begin(attempt)
         if self._ranks.agree_on(test.nodeid):
             self._give_out(attempt, index, following)
