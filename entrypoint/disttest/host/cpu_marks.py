@@ -67,6 +67,7 @@ class CpuMarks:
     def mark_children(self, role: str, step: str) -> None:
         """Charge a step with the usage of ended children beyond their reports. Call it when all children have ended."""
         if self._asked:
+            # The kernel adds a child to RUSAGE_CHILDREN only when it is awaited (getrusage(2)).
             counted = functools.reduce(_Used.plus, self._of_children.values(), _NOTHING)
             _add(self._of_children, (role, step), _used(resource.RUSAGE_CHILDREN).minus(counted))
 

@@ -120,7 +120,8 @@ def _known(torch: Any) -> list[Facts]:
 
 def _may_ask_fork() -> bool:
     """Return whether questions are answered here, and a fork of this process could use a GPU."""
-    # With a hazard no rank is forked from this process any more, so CUDA may answer here itself.
+    # With a hazard a fork is unsafe or cannot ask CUDA, and no rank that uses a GPU is forked from here any
+    # more.
     return _answering and not fork_hazard(on_gpus=True)
 
 

@@ -178,7 +178,7 @@ class Controller(Listener):
                 self._start(start.batch, start.slots)
             for batch in self._scheduler.stranded():
                 self._give_up(batch)
-            # The only place where the controller waits.
+            # The loop waits only here.
             descriptors = self._device_health.descriptors()
             self._pool.wait(self._wait_s(), until_s=self._deadline_s or math.inf, also=descriptors)
             self._live.look()

@@ -258,7 +258,6 @@ class RunSession:
         # is broken.
         if self._broken is not None and any(test.world or needed_gpus(item) for item, test in self.pairs):
             self._end_early(self._broken)
-        # Under plain pytest no GPU is leased for tests that need no world.
         shapes = {test.world for _, test in self.pairs if test.world}
         findings = plugin_manager().items(
             "disttest_place_tests", str, pairs=self.pairs, config=self.config, options=self.options
@@ -267,6 +266,8 @@ class RunSession:
         for _, finding in findings:
             self._say(finding)
         on_gpus = any(shape.device != "cpu" for shape in shapes) or any(map(self._takes_gpu, self.pairs))
+        # Under `disttest run` the GPUs are leased already. Plain pytest leases them here, and only if a test
+        # needs one.
         if on_gpus:
             self._take_devices()
             # torch is imported by now, so that a fork answers in milliseconds. The GPUs are leased, so that

@@ -112,6 +112,7 @@ def _write_calls(target: Path, rank: int) -> None:
         )
     # The test has failed already; its log names the plugin.
     except PluginError as error:
+        # Not `print`: the main thread may hang while it holds the lock of the stream.
         os.write(2, f"disttest: {error}\n".encode())
     _write_whole(target, _encoder.encode(tuple(calls or ())))
 

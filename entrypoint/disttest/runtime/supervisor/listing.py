@@ -104,6 +104,7 @@ def _run(argv: Sequence[str], shared: Shared, wait: Callable[[Child], None]) -> 
         try:
             wait(child)
         finally:
+            # The caller's wait may end early or raise, at Ctrl-C for example. No child may outlive it.
             end_all([child], term_grace_s=PYTEST_TERM_S)
         ended = child.poll() or Exit(signal=signal.SIGKILL)
         child.close()

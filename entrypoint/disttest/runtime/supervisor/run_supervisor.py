@@ -276,6 +276,7 @@ def _start(
     shared = msgspec.structs.replace(order.shared, supervisor=os.getpid(), threads=asked_threads())
     order = msgspec.structs.replace(order, shared=shared, **fds)
     # Plugins that load before disttest's may import numpy or torch, so the limits are set in the environment.
+    # Without one hash seed, parameters from a set would differ between processes that collect for themselves.
     extra_env = hash_seed(seed) | reaper.environment | single_threaded()
     with given_order(order, *fds.values()) as (argument, descriptors):
         start = PytestStart(

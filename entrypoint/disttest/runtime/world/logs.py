@@ -17,6 +17,7 @@ from disttest.descriptors import memory_file
 from disttest.outgoing import outgoing
 from disttest.results.directory import Home
 
+# Values of <linux/falloc.h>. The kernel accepts a hole only together with KEEP_SIZE.
 _FALLOC_FL_KEEP_SIZE = 0x01
 _FALLOC_FL_PUNCH_HOLE = 0x02
 _libc = ctypes.CDLL(None, use_errno=True)

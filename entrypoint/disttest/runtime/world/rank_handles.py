@@ -322,6 +322,7 @@ class Supervisor:
         """Explain why a rank was killed, from the kernel, its log or the watch of a plugin."""
         killer = progress.death.signal if progress.death else None
         if killer == signal.SIGKILL:
+            # A kill by the kernel and one by a test or a user look the same in the exit status.
             struck = count_oom_kills(own_cgroups()) > self._oom_kills
             return describe_oom(own_cgroups()) if struck else ""
         if killer == signal.SIGABRT:
