@@ -76,7 +76,7 @@ def limit_threads(*, openmp: int, blas: int) -> None:
         import threadpoolctl
 
         threadpoolctl.threadpool_limits(limits={"openmp": openmp, "blas": blas})
-    # Without a number of its own, torch sets OpenMP's number to MKL's at its first parallel region
+    # Until its own number is set, torch sets OpenMP's to that of MKL at its first parallel region
     # (`init_num_threads` in ATen/ParallelOpenMP.cpp).
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(openmp)
