@@ -51,6 +51,7 @@ class TextBudget:
         """Scale all limits down."""
         cut = "texts of failures and logs" if factor else "most text of failures, all text of logs"
         return TextBudget(
+            # Even the poorest budget has room for an exception and its line.
             details=int(self.details * factor) + 500,
             bad_log=int(self.bad_log * factor),
             good_log=int(self.good_log * factor),
@@ -63,6 +64,7 @@ def budgets_for(run: RunResult) -> list[TextBudget]:
     """Return the budgets to try, from the richest to the poorest, which is the last resort."""
     fair = _fair_budget(run)
     poorest = fair.scaled(0.0, lines_for_good=True)
+    # To render each budget takes as long as all other reports, so budgets that cannot fit are not tried.
     if _least_bytes(run) > MAX_BYTES:
         return [poorest]
     return [fair, *(fair.scaled(factor) for factor in (0.5, 0.1, 0.0)), poorest]
@@ -85,6 +87,7 @@ def _fair_budget(run: RunResult) -> TextBudget:
     ranks = Counter[bool]()
     for test in run.tests:
         ranks[has_failed(test)] += sum(len(attempt.ranks) for attempt in test.attempts)
+    # Shares of MAX_BYTES: 5 MB for texts of failures, 8 and 3 MB for logs. Markup and names take the rest.
     return TextBudget(
         details=min(60_000, 5_000_000 // max(1, failures)),
         bad_log=min(16_000, 8_000_000 // max(1, ranks[True])),
@@ -100,6 +103,7 @@ def has_failed(test: TestOutcome) -> bool:
 MAX_TEXT = 1_000_000
 """Characters of one text node; a common publisher rejects nodes of 10 MB."""
 SHORTEST_S = 0.001
+# No colon: a prefix of a namespace that is not declared makes the file invalid.
 _ATTRIBUTE = re.compile(r"[A-Za-z_][\w.-]*")
 
 
@@ -147,6 +151,7 @@ class Cases:
                 case.add_failure_info(message, self._body(outcome), how_failed(result))
             case Outcome.ERROR:
                 case.add_error_info(message, self._body(outcome), how_failed(result))
+            # A flaky test is a failure here, so this case precedes those of passed tests.
             case _ if outcome.flaky and self.run.flaky_fails:
                 first = outcome.first_bad
                 message = (
@@ -237,6 +242,7 @@ class Cases:
     def _attachments(self, outcome: TestOutcome) -> Iterator[str]:
         for attempt in outcome.attempts:
             for rank in attempt.ranks:
+                # Publishers of JUnit files read `[[ATTACHMENT|path]]` to the first `]]`.
                 if self.logs.path(rank.log) and clean(rank.log) == rank.log and "]]" not in rank.log:
                     yield f"[[ATTACHMENT|{rank.log}]]"
 
@@ -255,6 +261,8 @@ class Cases:
             yield _properties(
                 {safe_text(n, "-"): safe_text(v, limit=self.budget.details) for n, v in facts.items()}
             )
+        # Surefire names attempts before a pass flakyFailure, and attempts before a final failure
+        # rerunFailure.
         prefix = "flaky" if outcome.flaky else "rerun"
         for attempt in outcome.attempts[:-1]:
             if not attempt.outcome.is_bad:

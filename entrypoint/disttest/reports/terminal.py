@@ -54,6 +54,7 @@ def print_final(
         printer = FailurePrinter(console, Repository.of(run), results_dir=results_dir)
         _print_failures(console, run, printer)
     for block in _blocks(run, width=console.width, slowest=slowest):
+        # Cropping would cut the lines that are made without line breaks, such as node ids to copy.
         console.print(block, crop=False)
         console.print()
     console.print(_last_line(run))
@@ -79,6 +80,7 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
     rows = aggregates.table(run)
     if rows:
         grid = _table(rows, run)
+        # rich cuts the cells of a table that is wider than the terminal, so a list takes its place.
         yield grid if width >= Console(width=sys.maxsize).measure(grid).maximum else _list(rows)
     for each in facts_of(run):
         lines = [Text(f"  {name}: {fact}") for name, fact in each.facts]

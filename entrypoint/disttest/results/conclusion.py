@@ -80,6 +80,8 @@ def facts_of(run: RunResult) -> Facts:
 # docs/decisions/0006-one-rule-for-the-end.md
 def conclude(facts: Facts) -> Conclusion:
     """Conclude one run."""
+    # A signal or a deadline comes first: the supervisor then ends pytest, and the exit code of pytest is a
+    # consequence.
     if facts.signal:
         # Imported late: the library below it takes longer to import than `disttest --help` may take.
         from disttest.host.process import signal_name
@@ -103,8 +105,10 @@ def _ended_early(process: Process, reason: str) -> Conclusion | None:
         return Conclusion(ExitCode.INTERNAL, process.broken_off)
     if code == ExitCode.DEADLINE:
         return Conclusion(ExitCode.DEADLINE, reason or "the deadline of the run passed")
+    # pytest rejects unknown options before the plugin can open the journal.
     if not reported and code == ExitCode.USAGE:
         return Conclusion(ExitCode.USAGE, "pytest could not be started with these arguments")
+    # The controller leaves with this code when the journal cannot be written, so its report is missing, too.
     if not reported and code == ExitCode.INFRASTRUCTURE:
         return Conclusion(
             ExitCode.INFRASTRUCTURE,
@@ -114,6 +118,7 @@ def _ended_early(process: Process, reason: str) -> Conclusion | None:
         return Conclusion(
             ExitCode.INTERNAL, f"the pytest process ended with {process.ended} in the middle of the run"
         )
+    # The tests decide: pytest ends with 1 for a failed test and for one that a broken machine spoiled.
     if code in (ExitCode.PASSED, ExitCode.FAILED):
         return None
     if code is not None and (reason or code in _PYTESTS):
@@ -122,6 +127,7 @@ def _ended_early(process: Process, reason: str) -> Conclusion | None:
     return Conclusion(ExitCode.INTERNAL, f"the pytest process ended with {process.ended}")
 
 
+# pytest's own codes, and those with which the plugin ends a session.
 _PYTESTS = (*range(6), ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE)
 
 
@@ -140,6 +146,8 @@ def _exit_code_of(facts: Facts) -> ExitCode:
     return ExitCode.NOTHING_COLLECTED if facts.uncalled or facts.empty else ExitCode.PASSED
 
 
+# Gravest first. A merge needs one code, and a failed test outweighs all reasons for which a shard ended
+# early.
 _GRAVITY = (
     ExitCode.INTERRUPTED,
     ExitCode.FAILED,
@@ -193,4 +201,5 @@ def final_exit_code(exit_code: int, demands: Demands) -> int:
         return ExitCode.NOT_ENOUGH_DEVICES
     if demands.broken:
         return ExitCode.FAILED
+    # A lost report comes last, because it must not hide a missed floor.
     return ExitCode.INTERNAL if demands.lost else ExitCode.PASSED

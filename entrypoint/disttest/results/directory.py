@@ -106,6 +106,7 @@ class ResultsDirectory:
         os.close(fd)
         # Device and inode identify the directory after a rename.
         found = os.fstat(self._fd)
+        # The name follows from the pid of the run, so that processes of the run know it without a message.
         refuge = path.with_name(f"{path.name}-{self._run_pid}")
         self.home = Home(path=str(path), device=found.st_dev, inode=found.st_ino, refuge=str(refuge))
 
@@ -142,12 +143,15 @@ class ResultsDirectory:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             path.mkdir()
+            # Without `exist_ok`: a directory that exists belongs to another run by now.
             fd = _locked(path)
+        # Another run may also lock the new directory between these two calls.
         except (FileExistsError, DirectoryInUse):
             refuge.mkdir(exist_ok=True)
             self._hold(refuge, _locked(refuge))
             return
         self._hold(path, fd)
+        # Ranks have written into the refuge since the directory was deleted.
         if refuge.is_dir():
             for child in refuge.iterdir():
                 child.rename(path / child.name)
@@ -208,6 +212,8 @@ def claim(path: Path) -> ResultsDirectory:
                         earlier = keep_earlier_run(real)
                     if _is_at(fd, real):
                         _make_ready(real)
+                        # A lock by flock belongs to the open file, so the duplicate keeps it when `fd` is
+                        # closed.
                         return ResultsDirectory(path, os.dup(fd), run_pid=os.getpid(), earlier=earlier)
                 finally:
                     os.close(fd)
@@ -240,6 +246,7 @@ def claim_default(say: Callable[[str], None]) -> ResultsDirectory:
     except DirectoryInUse as error:
         by = error.by
     for number in range(2, _MOST):
+        # In use as well, or full of other files: the next number may be free.
         with contextlib.suppress(UsageError):
             directory = claim(DEFAULT.with_name(f"{DEFAULT.name}-{number}"))
             say(f"{DEFAULT} is {by}: this run writes into {directory.path.name}")
@@ -259,6 +266,7 @@ def no_run_writes(path: Path) -> Iterator[None]:
     Raises:
         DirectoryInUse: a run holds it.
     """
+    # Shared, so that several reports can be written at the same time. Only runs are excluded.
     fd = _locked(path, shared=True)
     try:
         yield
@@ -303,6 +311,8 @@ def _locked(path: Path, *, shared: bool = False) -> int:
     try:
         while not _try_lock(fd, shared=shared):
             pid = _holder(fd)
+            # A holder in another PID namespace or on another machine has no pid here, so its end cannot be
+            # awaited.
             if pid is None or is_alive(pid) or time.monotonic() > limit_s:
                 raise DirectoryInUse(path, pid)
             time.sleep(0.01)
@@ -318,6 +328,7 @@ def _try_lock(fd: int, *, shared: bool) -> bool:
     except BlockingIOError:
         return False
     # On a file system without such locks, runs cannot see each other.
+    # For example ENOLCK on NFS without a lock daemon.
     except OSError:
         return True
     return True
@@ -327,6 +338,7 @@ def _holder(fd: int) -> int | None:
     """Return the process that took the lock, from /proc/locks; None if it is not visible from here."""
     found = os.fstat(fd)
     # The format of /proc/locks.
+    # A line of it: "1: FLOCK  ADVISORY  WRITE 4711 08:02:131073 0 EOF".
     file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
@@ -372,12 +384,14 @@ def make_log_folder() -> Path:
 
 def drop_log_folder(folder: Path) -> None:
     """Remove the folder of a run that reported nothing from it."""
+    # A file that stays is removed by a later run, once it is old enough.
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_old_logs(parent: Path, now_s: float) -> None:
     for folder in parent.glob(f"{_LOGS}*"):
         try:
+            # lstat: the owner of a link's target proves nothing about the link.
             found = [folder.lstat(), (folder / _MADE_BY_US).lstat()]
         except OSError:
             continue

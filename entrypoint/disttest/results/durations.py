@@ -70,6 +70,7 @@ def _read(path: Path, now_s: float) -> Reading:
             yield from reading
         elif head.startswith(b"<"):
             yield from _read_junit(file, now_s)
+        # An upload may have renamed a journal. Its first line begins with `{"event":`.
         elif head.startswith(b"{") and (file.suffix == ".jsonl" or b'"event"' in head.partition(b"\n")[0]):
             yield from _read_journal(file, real, now_s)
         else:
@@ -150,6 +151,7 @@ def _when(at_s: float) -> str:
 
 def _broken_line(data: bytes) -> int:
     """Return the line at which JSON breaks; 1 if it is well formed but of another kind."""
+    # msgspec reports the byte at which malformed JSON breaks; Python's decoder reports the line.
     try:
         json.loads(data)
     except json.JSONDecodeError as error:
@@ -168,6 +170,7 @@ def _read_junit(path: Path, now_s: float) -> Reading:
             yield case
             continue
         try:
+            # Some tools write a separator of thousands: time="1,234.5".
             duration_s = float(case.time.replace(",", ""))
         except ValueError:
             yield f"{path}:{case.line}: skipped, time={case.time!r} is not a number"

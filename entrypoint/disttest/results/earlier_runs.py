@@ -43,6 +43,7 @@ def keep_earlier_run(path: Path) -> Path:
     target = _unused(path.with_name(f"{path.name}-{stamp}"))
     try:
         path.rename(target)
+    # EBUSY for a mount point, EACCES where the parent folder belongs to another user.
     except OSError:
         return _move_inside(path, stamp)
     return target
@@ -50,6 +51,7 @@ def keep_earlier_run(path: Path) -> Path:
 
 def put_back(path: Path, earlier: Path) -> None:
     """Replace the content of a results directory by earlier results that :func:`keep_earlier_run` has moved."""
+    # The directory itself stays: its inode carries the lock of this run.
     for child in left_in(path):
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child)
@@ -82,6 +84,7 @@ def _beside(path: Path) -> Iterator[tuple[Path, str]]:
 def _ended_ns(folder: Path, name: str) -> int:
     """Return the end of the run that left a folder, in nanoseconds; 0 for other folders, or if it has vanished."""
     stamped = _STAMPED.fullmatch(name)
+    # A link could lead the removal of old results to a folder of the user.
     if stamped is None or folder.is_symlink():
         return 0
     # Another run may delete it at the same time, or access is denied.
@@ -93,6 +96,8 @@ def _ended_ns(folder: Path, name: str) -> int:
 
 
 def _stamp(journal: Path) -> str:
+    # In UTC, because `earlier_results` compares the name with the journal again, perhaps in another time
+    # zone.
     return datetime.datetime.fromtimestamp(journal.stat().st_mtime, tz=datetime.UTC).strftime(_STAMP)
 
 
@@ -101,6 +106,7 @@ def _journal_of(path: Path) -> Path | None:
     own, before = path / FILE_NAME, path / BEFORE / FILE_NAME
     if own.exists():
         return own
+    # A preparatory run that failed leaves no journal of the main run.
     return before if left_in(path) == [before.parent] and before.is_file() else None
 
 

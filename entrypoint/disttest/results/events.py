@@ -21,6 +21,7 @@ from disttest.model import (
 )
 
 
+# Default values are omitted: most fields of most events have them, and a reader restores them.
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=True):
     """Base of all events."""

@@ -60,13 +60,17 @@ class ExitRule(Frozen):
 
     def allows(self, code: int, *, rank: int) -> bool:
         """Whether a rank may end with this code; skips are handled before."""
+        # torch looks for code 10 in all ranks before it reads `skip_return_code_checks`, so an error still
+        # counts.
         if self.any_code:
             return code != TEST_ERROR
+        # A test that expects an abort usually expects it of rank 0 only.
         return code == self.expected or (code == 0 and rank > 0)
 
 
 def exit_code_of(record: RankRecord) -> int | None:
     """Return the code in multiprocessing's convention; None for a rank without one (ended by disttest, or alive)."""
+    # disttest's own SIGKILL says nothing about the test.
     if record.end is RankEnd.KILLED:
         return None
     return record.exit_code if record.signal is None else -record.signal
@@ -82,8 +86,11 @@ def read_record(record: RankRecord, rule: ExitRule, skips: Mapping[int, str]) ->
         return _with_afterthought(record, code, skips)
     announced = record.end is RankEnd.REPORTED
     if announced and code in skips:
+        # torch's generic code carries no reason, but the rank has noted the message of its SkipTest.
         reason = record.message if record.outcome is Outcome.SKIPPED and record.message else skips[code]
         return _read(record, Outcome.SKIPPED, reason)
+    # `sys.exit(0)` is a common last line of `_run` and counts as the end of the test. A 0 that was not
+    # announced is `os._exit(0)`, after which nothing is known about the rank.
     if rule.allows(code, rank=record.rank) and (announced or code != 0 or rule.any_code):
         return _read(
             record, Outcome.PASSED, "" if code == 0 else f"exited with code {code}, as the test expects"
@@ -117,11 +124,13 @@ def torch_outcome(records: Sequence[RankRecord], rule: ExitRule, skips: Mapping[
 
     Source: ``MultiProcessTestCase._check_return_codes``.
     """
+    # torch logs a note about the missing processes, and the test passes.
     if not records:
         return Outcome.PASSED
     # torch also fails the test after its own time limit.
     if any(record.hung or exit_code_of(record) == TEST_ERROR for record in records):
         return Outcome.FAILED
+    # As in torch, `skip_return_code_checks` is read after errors and time-outs, and before skips.
     if rule.any_code:
         return Outcome.PASSED
     first = exit_code_of(records[0])
@@ -139,6 +148,8 @@ def kept_outcome(records: Sequence[RankRecord]) -> Outcome | None:
 
     Source: ``MultiProcContinuousTest._worker_run_main_wait``.
     """
+    # torch drains the queues of all ranks in order and raises the first exception. A skip of rank 0 thus
+    # hides a failure of rank 1.
     first = next((record for record in records if record.outcome is not Outcome.PASSED), None)
     if first is None or first.outcome is Outcome.SKIPPED:
         return Outcome.SKIPPED if first else Outcome.PASSED

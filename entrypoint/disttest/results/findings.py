@@ -28,6 +28,7 @@ def with_findings(
         result, findings=(*result.findings, *kept), notes=(*result.notes, *notes)
     )
     failing = [finding for finding in kept if finding.fails]
+    # A failure of a rank keeps its own message; reports list the findings below it.
     if not failing or result.outcome.is_bad:
         return result
     return msgspec.structs.replace(

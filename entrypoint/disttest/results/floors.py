@@ -22,6 +22,7 @@ class Expectation(Frozen):
         # Only * is special: node ids contain the brackets that fnmatch would interpret.
         if "*" in self.text:
             return re.fullmatch(re.escape(self.text).replace(r"\*", ".*"), nodeid) is not None
+        # A plain prefix would let `test_sum` match `test_sum_of_squares`.
         return nodeid == self.text or nodeid.startswith((f"{self.text}::", f"{self.text}[", f"{self.text}/"))
 
 
@@ -128,5 +129,6 @@ def _commonest_skip(tests: Iterable[TestOutcome]) -> str:
     for test in tests:
         if test.final.outcome is Outcome.SKIPPED:
             reasons[test.final.message] = reasons.get(test.final.message, 0) + 1
+    # The text decides between equal counts, so that equal runs have equal messages.
     reason = max(reasons, key=lambda text: (reasons[text], text))
     return f"most often ({reasons[reason]} times) because {reason or 'no reason was given'}"

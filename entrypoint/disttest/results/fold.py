@@ -195,6 +195,8 @@ class Folding:
 
     def handle(self, event: AnyEvent) -> None:  # noqa: C901 - one line for each kind of event
         """Fold an event."""
+        # Each process derives a clock when it starts, and a merge reads several machines, so times may go
+        # backwards.
         self.last_at_s = max(self.last_at_s, event.at_s)
         match event:
             case RunStarted():
@@ -277,6 +279,8 @@ class Folding:
             "so that the others run"
         )
         failed = unfinished(started.nodeid, started, "", at_s=at_s)
+        # Other unfinished tests are infrastructure errors. This one has ended the process itself, so it has
+        # failed.
         failed = msgspec.structs.replace(failed, cause=Cause.TEST, message=message)
         left = (nodeid for nodeid in self.tests if nodeid not in self.attempts and nodeid != started.nodeid)
         reason = f"{started.nodeid} ended the pytest process with {how}"
@@ -285,6 +289,8 @@ class Folding:
     def outcome(self, test: TestCase, reason: str) -> TestOutcome:
         """Return the outcome of a test if the run ends for this reason."""
         attempts = self.attempts.get(test.nodeid, [])
+        # A retry that will not finish becomes an attempt, too: the failure before it must not look like the
+        # final result.
         if test.nodeid in self.running or not attempts:
             attempts = [*attempts, self.unfinished(test.nodeid, reason)]
         return TestOutcome(test=test, attempts=tuple(attempts))
@@ -294,6 +300,8 @@ class Folding:
         own = self.started.slots if self.started else 0
         beside = self.started.cpu_slots if self.started else 0
         used = {slot for world in self.worlds.values() for slot in world.slots}
+        # With CPU slots next to GPUs, `slots` counts the GPUs. Only CPU slots are borrowed, and cost counts
+        # GPUs.
         return own if beside or not own else max(own, len(used))
 
     def result(self) -> RunResult:

@@ -30,6 +30,8 @@ class GrowingLog:
     @property
     def waiting(self) -> int:
         """Number of unread bytes."""
+        # A test may truncate its own log. Freed parts of a log that is too long stay as holes and do not
+        # shorten it.
         return max(0, os.fstat(self._file.fileno()).st_size - self._file.tell())
 
     def skip_all_but(self, newest: int) -> int:
@@ -72,6 +74,7 @@ class GrowingLogs:
 
     def found_in(self, results: Path) -> Collection[GrowingLog]:
         """Return all logs, opening new ones. While secrets are masked, logs appear only after the test."""
+        # Tests can write into this folder, so `Tree` refuses links and pipes in it.
         for path in sorted((results / self._folder).glob("*.log")):
             if path.name not in self._opened and (match := _LOG.fullmatch(path.name)) is not None:
                 rank = int(match[1]) if match[1] else MAIN_RANK

@@ -35,6 +35,8 @@ HARNESS = "|".join(map(re.escape, HARNESS_PLACES))
 """The same as a regular expression."""
 
 
+# faulthandler: '  File "/repo/test_x.py", line 12 in test_sum', without the comma that a traceback has before
+# "in".
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(
     r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/observe)/"
@@ -109,6 +111,7 @@ def _mismatch(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fi
             theirs = _at(other, pending)
             if theirs is None or other.rank == rank:
                 continue
+            # The entry in `waiting` has the line from the stack, which the record of the call may lack.
             theirs = waiting.get(other.rank, theirs) if theirs == pending_collective(other) else theirs
             if theirs.op != pending.op:
                 return Finding(_differ(pending, rank, _call(pending), other.rank, _call(theirs)))
@@ -141,6 +144,7 @@ def _place(collective: Collective) -> str:
     return f" at {collective.where}" if collective.where else ""
 
 
+# Each rank may bring tensors of another size to these calls, which backends name differently.
 _UNEVEN = frozenset({"all_to_all", "alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter"})
 
 
@@ -196,6 +200,7 @@ def _incomplete(_ranks: Sequence[RankRecord], waiting: dict[int, Collective]) ->
 def _point_to_point(hung: Sequence[RankRecord]) -> Finding | None:
     """Ranks wait in sends and receives that do not match."""
     calls = {rank.rank: call for rank in hung if (call := _point_to_point_call(rank)) is not None}
+    # If one rank is elsewhere, the exchange may be correct: that rank has not reached its part yet.
     if not calls or len(calls) < len(hung):
         return None
     parts = [f"rank {rank} waits in {call} at {place}" for rank, (call, place) in sorted(calls.items())]
@@ -285,6 +290,7 @@ def last_call(rank: RankRecord) -> str:
     frames = list(_frames(rank))
     user = _user_frame(frames)
     above = frames[: frames.index(user)] if user else []
+    # The outermost frame of torch is the function that the user called; the inner ones are its helpers.
     call = next((frame.function for frame in reversed(above) if "distributed_c10d" in frame.file), "")
     return f"{call} at {user}" if call else ""
 

@@ -13,8 +13,10 @@ from disttest.results.hang_findings import is_library
 _TRACEBACK = "Traceback (most recent call last):"
 # ``AssertionError:`` and ``Scalars are not equal!`` name the kind of failure; the lines below name the failure.
 _OPEN_END = re.compile(r"[!:]$")
+# Hints that torch's TestCase appends to each failure (PYTORCH_PRINT_REPRO_ON_FAILURE).
 _ADVICE = ("To execute this test", "This message can be suppressed")
 _DISPENSABLE = re.compile(r"Greatest relative difference|(Absolute|Relative) difference: ")
+# `torch.testing.assert_close`: "Greatest absolute difference: 1.0 at index (2,) (up to 1e-05 allowed)".
 _DIFFERENCE = re.compile(
     r"Greatest absolute difference: (?P<by>\S+) at index (?P<index>\(.*?\)) \(up to (?P<allowed>\S+) allowed\)"
 )
@@ -91,7 +93,9 @@ def raised_line(text: str) -> str:
     The last line alone would not do: messages have several lines, and torch appends hints.
     """
     lines = [line for line in text.splitlines() if line.strip()]
+    # The last traceback is that of the exception itself; those before it are its causes and contexts.
     outer = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     below = lines[outer[-1] + 1 :] if outer else []
+    # Frames are indented, so the first line without an indent is the exception.
     named = next((number for number, line in enumerate(below) if not line[0].isspace()), None)
     return headline("\n".join(below[named:])) if named is not None else lines[-1] if lines else ""

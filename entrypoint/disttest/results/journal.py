@@ -92,6 +92,8 @@ class Journal:
         """
         if is_copy():
             return
+        # Later events are kept, too, even if there is room again: a journal with a gap would be read as
+        # complete.
         if self.unwritten:
             self.unwritten.append(event)
             return
@@ -157,6 +159,7 @@ class Journal:
 
     def follow(self) -> JournalFollower:
         """Return a reader for this journal that works even if the path is gone, and moves no position of the writer."""
+        # Opened again, not duplicated: a duplicate would share the position with the writer.
         return JournalFollower(self.path, open(f"/proc/self/fd/{self._fd}", "rb"))  # noqa: PTH123
 
     def end_line(self) -> None:
@@ -189,8 +192,10 @@ def _write_line(fd: int, line: bytes) -> None:
     before = os.fstat(fd).st_size
     # O_APPEND and a single write keep a line in one piece, even with several writers.
     written = os.write(fd, line)
+    # On a full disk, write() first writes a part without an error; only the next call raises ENOSPC.
     if written < len(line):
         # Half a line would corrupt the next one.
+        # Safe, because only one process writes at a time.
         os.ftruncate(fd, before)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -42,6 +42,8 @@ class _JUnit:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # Files may come from anywhere. expat loads no external entity, and since 2.4.1 it limits the
+        # expansion of internal ones.
         self._parser = expat.ParserCreate()
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
@@ -66,6 +68,7 @@ class _JUnit:
         elif name == "testcase":
             self._case = attributes, self._parser.CurrentLineNumber
             self._outcome, self._message, self._failed_before = _outcome(attributes), "", 0
+        # The first failure or error counts. An element after it cannot turn the case into a skip.
         elif name in _OUTCOMES and not self._outcome.is_bad:
             self._outcome, self._message = _OUTCOMES[name], attributes.get("message", "")
         elif name in _EARLIER:
@@ -100,4 +103,6 @@ def _timestamp(text: str) -> float:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return 0.0
+    # Many tools write local time without an offset. UTC is wrong by 14 hours at most, which
+    # `durations.CLOCK_SKEW_S` allows.
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -13,12 +13,15 @@ STACKS_HEADING = "[disttest: stacks of rank "
 """Heading in a rank's log; the lines below it are stacks appended by disttest."""
 
 # Output of faulthandler for a fatal signal: a heading, then the frames of each thread.
+# A sample: "Fatal Python error: Segmentation fault", an empty line, "Current thread 0x00007f01 (most recent
+# call first):", frames, and since Python 3.10 a line "Extension modules: …".
 _CRASH = re.compile(
     r"^Fatal Python error: .*\n(?:\s*\n|.*\(most recent call first\):\n|  .*(?:\n|\Z))*(?:Extension modules: .*)?",
     re.MULTILINE,
 )
 
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
+# The thread that answers the world's questions about a hanging rank.
 _OWN_THREAD = "/disttest/runtime/rank/flight.py"
 # torch's harness logs the traceback that the report contains already, with a prefix on each line.
 _TORCHS_ACCOUNT = re.compile(
@@ -75,6 +78,7 @@ def describe_rank(record: RankRecord, result: TestResult) -> str:
 
 def how_ended(record: RankRecord) -> str:
     """Describe the end of a rank in a word or two, for tables and headings."""
+    # First, because disttest kills hung ranks, too.
     if record.hung:
         return record.ended_for or "timed out"
     if record.end is RankEnd.KILLED and not record.has_failed:
@@ -154,6 +158,7 @@ def crash_stacks(log: str) -> str:
 
 def shorten_stacks(text: str) -> str:
     """Shorten stacks (innermost frame first): remove thread ids, and frames of the runner and of disttest."""
+    # faulthandler separates threads by an empty line.
     threads = (thread for thread in text.strip().split("\n\n") if _OWN_THREAD not in thread)
     return "\n\n".join(_shorten(thread) for thread in threads)
 
@@ -163,6 +168,8 @@ def _shorten(thread: str) -> str:
     for line in thread.splitlines():
         if _OBSERVER.search(line):
             continue
+        # Frames below the first one of the runner belong to its callers, not to the test. The innermost
+        # frame always stays, so that no thread is empty.
         if line.startswith("  ") and _RUNNER.search(line) and lines[-1:] and lines[-1].startswith("  "):
             break
         lines.append(_THREAD_ID.sub(r"\1", line))

@@ -65,5 +65,6 @@ def has_records(result: TestResult) -> bool:
 def _sources(result: TestResult) -> Iterator[tuple[Ranks, Recorded]]:
     yield (), result.by_main
     for record in result.ranks:
+        # The main process of a class has a record, too, with a negative rank; its entries are in `by_main`.
         if record.rank >= 0:
             yield (record.rank,), record.recorded

@@ -52,6 +52,7 @@ def hide_in_own_files(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)
     # The public methods of pytest's cache read one key each (pytest 8.4 to 9.2); here every file is wanted, whichever
     # plugin wrote it.
+    # pytest keeps the values of all plugins, such as the last failures, below `v`.
     kept = (cache._cachedir / "v").rglob("*") if cache else ()  # noqa: SLF001
     hide_in_files([*(Path(name) for name in named if name), *kept])
 
@@ -59,7 +60,10 @@ def hide_in_own_files(config: pytest.Config) -> None:
 def hide_in_files(paths: Iterable[Path]) -> None:
     """Mask files in place, because other processes hold them open; unchanged files are not rewritten."""
     for path in paths:
+        # A test may remove a file meanwhile or own it as another user. The other files are filtered all the
+        # same.
         with contextlib.suppress(OSError):
+            # Tests can write into these folders, and a link could lead to any file of the user.
             if path.is_file() and not path.is_symlink() and (masked := _masked(path)) is not None:
                 # Renaming a new file into place would leave open descriptors with the old content.
                 path.write_bytes(masked)

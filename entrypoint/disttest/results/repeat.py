@@ -123,6 +123,7 @@ def _command(test: TestCase, run: Run, after: Sequence[str]) -> Iterator[str]:
 
 def _targets(test: TestCase, run: Run, after: Sequence[str]) -> Iterator[str]:
     """Yield the earlier tests and the test, in order, once each; their files if there are many."""
+    # The test comes last even if an earlier repetition of it is among `after`.
     nodeids = dict.fromkeys([*(each for each in after if each != test.selected_by), test.selected_by])
     if len(nodeids) > _MOST_TARGETS:
         nodeids = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
@@ -150,6 +151,7 @@ def _world(test: TestCase, of_plugin: Sequence[str] | None) -> Iterator[str]:
     if test.kind is WorldKind.RANKS:
         yield from of_plugin or ("--world-sizes", str(test.world.size))
     yield from ("--backend", test.world.backend)
+    # A backend that runs on one type of device determines it: nccl needs no `--device cuda`.
     if len(backend_named(test.world.backend).devices) != 1:
         yield from ("--device", test.world.device)
 
@@ -184,10 +186,12 @@ def quote(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     escaped = "".join(char if char.isprintable() and char not in "\\'" else _escape(char) for char in word)
+    # bash's `$'…'` keeps the command on one line if an id contains a newline or an escape sequence.
     return f"$'{escaped}'"
 
 
 def _escape(char: str) -> str:
     if char in "\\'":
         return f"\\{char}"
+    # A file name that is not UTF-8 has lone surrogates, each of which represents one byte.
     return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))

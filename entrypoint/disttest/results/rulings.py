@@ -195,8 +195,10 @@ _BY_OUTCOME = {
 def state_of(record: RankRecord) -> RankState:
     """Classify a rank."""
     outcome = record.outcome
+    # Before the outcome: a rank may report a passed call and crash in its tear-down.
     if record.has_died:
         return RankState.DIED
+    # Before the hang: a rank that failed and then did not end has shown its failure.
     if outcome in (Outcome.FAILED, Outcome.ERROR):
         return _BY_OUTCOME[outcome]
     if record.hung:

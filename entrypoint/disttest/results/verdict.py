@@ -44,6 +44,8 @@ _ADVICE = (
 _UNRENDERED = "a repr() or str() in it did not return; the stack of the rank shows where it waits"
 
 # Messages about a lost peer: a consequence, however early it is noticed.
+# gloo: "Connection closed by peer [127.0.0.1]:4711". TCPStore: "recvValue failed", "failed to recv, got 0
+# bytes". NCCL: "remote process exited or there was a network error".
 SYMPTOM = re.compile(
     r"connection (closed|reset) by (peer|remote)|connection refused|broken pipe|socket (closed|error)"
     r"|remote process exited|connectFullMesh failed|recvValue failed|failed to recv, got 0 bytes",
@@ -51,6 +53,8 @@ SYMPTOM = re.compile(
 )
 
 # Messages about an expired wait for a peer: a consequence if another rank failed itself.
+# gloo: "Timed out waiting 1000ms for recv operation to complete". TCPStore: "wait timeout after 300000ms,
+# keys: /a", "Timed out after 301 seconds waiting for clients. 1/2 clients joined."
 _GAVE_UP = re.compile(
     r"timed out waiting \d+ms for (send|recv)|application timeout caused pair closure"
     r"|failed to pass monitoredBarrier|reached monitoredBarrier, but received errors"
@@ -158,6 +162,8 @@ def _decide(
         case Ruling.DISAGREED:
             return outcome, "call", describe_disagreement(ranks), None
         case Ruling.EXPECTED | Ruling.AGREED:
+            # The message of a rank with the outcome explains it; the others may have been ended while they
+            # waited.
             speaker = next((r for r in ranks if r.outcome is outcome), ranks[0])
             phase = speaker.phase if outcome is Outcome.SKIPPED else "call"
             return outcome, phase, "" if outcome is Outcome.PASSED else speaker.message, None
@@ -301,6 +307,8 @@ def _outcome_of(culprit: RankRecord) -> Outcome:
 def _accusation(culprit: RankRecord, size: int) -> str:
     who = rank_of(culprit.rank, size)
     if culprit.differing_calls and not culprit.has_failed:
+        # gloo usually aborts. It crashes with SIGSEGV in some calls that bring more than there is room for,
+        # such as a broadcast of 7 elements into 6.
         how = "crashed" if culprit.signal == signal.SIGSEGV else "aborted"
         return f"{culprit.differing_calls} (gloo then {how} rank {culprit.rank})"
     sizes, call = SIZES.search(culprit.message), last_call(culprit)
@@ -331,6 +339,8 @@ def are_alike(ranks: Sequence[RankRecord]) -> bool:
 
 def _went_wrong_by_itself(record: RankRecord) -> bool:
     """Whether the test alone is to blame; a rank that had failed and was slow to leave was ended only for that."""
+    # Exactly one of both: a rank that failed and died afterwards went wrong twice. A death by a lost
+    # connection has its cause in another rank.
     return record.has_failed != record.has_died and not (record.has_died and is_symptom(record))
 
 
@@ -379,9 +389,11 @@ def _describe_in_flight(record: RankRecord, size: int) -> str:
 def _explain_waits(
     test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord], cause: HangCause | None
 ) -> _Decision:
+    # The watch of a plugin has seen the waits themselves; `explain` infers them from calls and stacks.
     finding = Finding(cause.message, cause.culprit) if cause else explain(ranks)
     if finding is not None:
         timed_out = f" (timed out after {test.timeout_s:g} s)"
+        # A test that the watch has ended did not use up its time limit.
         message = f"{finding.message}{'' if cause and cause.ends else timed_out}"
         return (
             Outcome.FAILED,
