@@ -75,6 +75,7 @@ def list_command(leave: Callable[..., Any]) -> click.Command:
 
         flags = by_command(read_project_settings(targets).fill(given))
         plugin_manager().call("disttest_check_collection", options=resolve_options(flags))
+        # pytest's process needs a results directory, and the user's own has to keep the last run.
         with tempfile.TemporaryDirectory(prefix="disttest-list-") as folder:
             resolved = resolve_targets(targets or suite_names())
             collection = collect_tests(resolved, filled(flags, Path(folder)), pytest_args, Path(folder))
@@ -106,6 +107,7 @@ def report(results_dir: Path, history: tuple[Path, ...], **given: tuple[str, ...
     _check_is_folder(results_dir)
     formats = given["format"]
     wanted = tuple(reporters()) if not formats or ALL in formats else formats
+    # Reports of a run in progress would show half of it, and its own would replace them.
     with no_run_writes(results_dir):
         written = rebuild(results_dir, wanted, history=_past_runs(history))
     for path in written:

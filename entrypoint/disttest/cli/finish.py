@@ -49,6 +49,7 @@ def finish_run(
         broken = (*broken, f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
     idle = idle_suites(run) if floors.strict else ()
     demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken)
+    # Before the reports are written: they show the exit code of the command, not only that of the tests.
     reason, run = run.reason, conclude_command(run, demands, results)
     lost = write_and_show(run, results, environ)
     plugins = plugin_manager()
@@ -62,6 +63,8 @@ def finish_run(
         click.echo(f"disttest: reports and logs in {short_path(results)}")
     else:
         click.echo(f"disttest: no test ran; {short_path(results)} still has the results of the run before")
+    # Only now is it known which reports are lost. The journal gets this exit code, too, for later reports and
+    # merges.
     demands = msgspec.structs.replace(demands, lost=lost)
     conclude_command(run, demands, results)
     code = final_exit_code(run.exit_code, demands)

@@ -78,6 +78,7 @@ def _leave(code: int, *, shown: bool = False) -> NoReturn:
     """
     try:
         drain_streams()
+    # Ctrl-C ends the wait for a slow reader of the output.
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # noqa: TID251
     behind = outlet()
@@ -162,13 +163,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     asked = _asked(words)
     shown = asked.shows or words[:1] in ([word] for word in _HELP)
     try:
+        # A channel has another disttest process at its end: a write that fails must be noticed.
         if not asked.is_channel:
+            # The relayed command has made its own output harmless, and its commands to the CI service have to
+            # pass.
             job = None if asked.relays else ci_job()
             steady_streams(job.shield if job else None)
         ours, rest = parted(words)
         ours = _without_plugin_words(ours)
         if not shown:
             check_limits()
+        # Standalone, click would print its errors and exit with 2, which means interrupted here and in
+        # pytest.
         code = command.main(args=ours, obj=rest, prog_name="disttest", standalone_mode=False)
     except DisttestError as error:
         warn(str(error))

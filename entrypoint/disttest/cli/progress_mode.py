@@ -58,6 +58,7 @@ class ProgressMode:
         if self.view is None:
             return []
         if isinstance(self.view, RelayView):
+            # pytest writes into a pipe, into which it would write no colours.
             return ["--color=yes"] if self.console.is_terminal else []
         return ["--color=yes"] if self.console.is_terminal and not self.console.no_color else []
 
@@ -90,6 +91,7 @@ def choose_progress(
         timings: files of earlier runs, for the remaining time.
     """
     _take_any_character()
+    # pytest reads this variable before its command line, whose options win.
     words = [*_words(environ.get("PYTEST_ADDOPTS", "")), *pytest_args]
     job = ci_job(environ)
     lively = progress == "live" or (progress == "auto" and sys.stdout.isatty() and job is None)
@@ -141,6 +143,7 @@ def _options(words: Sequence[str]) -> Iterator[str]:
 
 
 def _short_options(word: str, left: Iterator[str]) -> Iterator[str]:
+    # `-vsk sum`: letters without a value, up to one that takes the rest of the word or the next word.
     for position, letter in enumerate(word[1:], 2):
         if letter in SHORT:
             yield SHORT[letter]

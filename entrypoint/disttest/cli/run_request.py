@@ -92,6 +92,7 @@ def read_request(
     setup = rest.pop("setup")
     project = read_project_settings(targets)
     settings = {row.field: _setting(row, rest, project) for row in COMMAND_SETTINGS}
+    # All that is left in `rest` after this line are options of every run, as text.
     selection = take_selection(rest)
     flags = project.fill(rest)
     request = RunRequest(

@@ -61,6 +61,7 @@ def run_tests(
     Raises:
         DisttestError: it cannot be carried out as requested.
     """
+    # First of all: a signal that arrives before this line ends the command without reports.
     signals = hold_signals()
     request = read_request(targets, pytest_args, progress, given)
     code: int | None = plugin_manager().call("disttest_execute_run", request=request, signals=signals)
@@ -79,6 +80,7 @@ def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
     """Return the request with the time that a setup script has left of the deadline."""
     if not request.options.deadline:
         return request
+    # At least 1, because 0 means no deadline.
     left_s = max(1, math.ceil(request.options.deadline - spent_s))
     return dataclasses.replace(request, flags={**request.flags, "deadline": str(left_s)})
 
@@ -106,8 +108,10 @@ def _surrounded(request: RunRequest, surroundings: contextlib.ExitStack) -> RunR
 def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignals) -> int:
     started_s = time.monotonic()
     options, selection = request.options, request.selection
+    # A run that asks for missing GPUs ends here, before earlier results are moved away.
     hardware = None if request.place else make_devices(options).machine.hardware()
     directory = claim(options.results) if options.results else claim_default(warn)
+    # Only the claim knows where the results of the run before are now.
     selection = selection.after(directory.earlier)
     request = dataclasses.replace(request, selection=selection)
     for name, file in request.attachments.items():

@@ -46,10 +46,12 @@ def run_setup(script: Path, *, signals: NotedSignals | None = None, deadline_s: 
     # Processes that the script leaves running end with the run.
     adopt_orphans()
     reader, writer = os.pipe()
+    # `_show` reads until the pipe is empty and must not wait for more.
     os.set_blocking(reader, False)
     try:
         child = spawn_child(["bash", str(script)], stdout=writer)
     finally:
+        # With a writer open in this process, the pipe would never end.
         os.close(writer)
     try:
         return _Setup(script, child, reader).follow(signals, min(SETUP_S, deadline_s or math.inf))
@@ -75,6 +77,7 @@ class _Setup:
             while (ended := self._child.poll()) is None:
                 if monotonic() >= until_s:
                     self._fail(f"did not end within {limit_s:.0f} s")
+                # A pipe at its end is always readable, and the loop would spin.
                 wait_any(self._child, signals, self._reader if self._writes else None, until_s=until_s)
                 self._show()
                 if signals and (signum := signals.first()) is not None:
@@ -82,6 +85,7 @@ class _Setup:
         finally:
             if self._child.poll() is None:
                 kill_descendants()
+        # The script may have written between the last look and its end.
         self._show()
         self._judge(ended)
         return None

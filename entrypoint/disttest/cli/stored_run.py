@@ -27,6 +27,8 @@ def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
         raise UsageError(f"give a directory and a part of one test's id: these are {len(words)} words")
     if words and (len(words) == 2 or Path(words[0]).is_dir()):
         return Path(words[0]), "".join(words[1:])
+    # A run next to another one writes into `results-2`, and one whose directory was deleted into
+    # `results-PID`.
     runs = [folder / DEFAULT, *folder.glob(f"{DEFAULT}-*")]
     kept = [run for run in runs if (run / FILE_NAME).is_file()]
     return max(kept, key=lambda run: (run / FILE_NAME).stat().st_mtime, default=DEFAULT), "".join(words)

@@ -18,6 +18,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Code = Annotated[int, msgspec.Meta(ge=0, le=255)]
 """An exit code; the shell would truncate a larger one."""
 
+# A new field with a default needs no new version: msgspec ignores fields that a type does not have.
 SCHEMA_VERSION = 1
 """Version of the journal and of ``results.json``; increased when an old reader would misread new files."""
 

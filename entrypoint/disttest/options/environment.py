@@ -22,6 +22,7 @@ def hash_seed(seed: int, environ: Mapping[str, str] | None = None) -> dict[str, 
         environ: the environment; that of this process unless given.
     """
     given = (environment() if environ is None else environ).get(HASH_SEED, "random")
+    # "random" is Python's word for no seed, and 2**32 - 1 is the largest seed that it accepts.
     return {HASH_SEED: str(seed % 2**32) if given == "random" else given}
 
 

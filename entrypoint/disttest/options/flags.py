@@ -181,6 +181,7 @@ def flags(command: str, **types: Type) -> Decorator:
     # one arrives as its value, or as its default.
 
     def give(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Decorators apply from the innermost on, and click lists the first one last.
         for word in reversed(PYTEST_WORDS):
             if command in word.commands:
                 function = pytest_flag(word)(function)
@@ -226,6 +227,8 @@ def pytest_flag(word: PytestWord, *, hidden: bool = False) -> Decorator:
         if given:
             values = given if word.many else [given]
             words = [part for value in values for part in (word.flags[0], value)]
+            # Before the words behind `--`: in pytest the last of two equal options counts, and that is the
+            # user's.
             context.obj[:0] = words if word.form else [word.flags[0]] * given
 
     valued = {"metavar": word.form, "multiple": word.many} if word.form else {"count": True}
@@ -263,6 +266,7 @@ def _kept(_context: click.Context, _parameter: click.Parameter, text: str | None
 def _parsed(
     option: Option, type_: Type, context: click.Context, _parameter: click.Parameter, given: Any
 ) -> Any:
+    # CI services pass an empty text for an input that was not given.
     texts, source = [text for text in (given if option.many else [given]) if text], option.flag
     if not texts and option.has_variable and (text := environment().get(option.variable)):
         texts, source = [text], option.variable

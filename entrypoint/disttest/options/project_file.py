@@ -133,4 +133,5 @@ def _text(option: Option, value: object, where: str, folder: Path) -> str:
         made = option.type.parse(text)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
+    # A path in the file is relative to the file; a path of a flag is relative to the working directory.
     return str(folder / made) if isinstance(made, Path) else text

@@ -55,6 +55,7 @@ def _of_plugins() -> Iterator[Option]:
         yield option
 
 
+# This import loads all plugins. A plugin that imports this module at its top is refused (`plugin_manager`).
 PLUGIN_OPTIONS: tuple[Option, ...] = tuple(_of_plugins())
 """Options of plugins for all commands."""
 

@@ -111,6 +111,8 @@ def resolve_options(
     of_plugins: dict[str, str] = {}
     secret: dict[str, str] = {}
     for option, text, source in find_given(flags, environ):
+        # A plugin's option is parsed for its errors only: the text travels, and `Option.of` parses it in each
+        # process.
         value = parse_given(option, text, source)
         if option in PLUGIN_OPTIONS:
             (secret if option.secret else of_plugins)[option.field] = text

@@ -43,6 +43,8 @@ def parse_share(text: str) -> GpuShare:
             return GpuShare(required=True)
         case "none":
             return GpuShare(none=True)
+    # Not `isdigit()`, which accepts superscripts, and not `int()` alone, which accepts "1_000" and digits of
+    # other scripts.
     if re.fullmatch(r"[0-9]{1,9}", text) and int(text):
         return GpuShare(required=True, count=int(text))
     names = tuple(name.strip() for name in text.removeprefix("device=").split(","))
@@ -107,6 +109,7 @@ def check_world_size(size: object) -> int:
     Raises:
         UsageError: it is not.
     """
+    # bool is a subclass of int: a mark with True would be a world of one rank.
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_WORLD:
         raise UsageError(f"world size {size!r} is not a whole number from 1 to {LARGEST_WORLD}")
     return size
@@ -161,6 +164,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
+        # NaN fails every comparison, so callers report it like any number out of range.
         return math.nan
 
 
@@ -300,6 +304,7 @@ def spell_out(words: Sequence[str], switches: Mapping[str, Type]) -> list[str]:
     """Return the words of a command line with the value of each flag that needs none in the same word."""
     spelled: list[str] = []
     for word in words:
+        # The word behind a switch may be a path of tests, so only known values are taken as its value.
         if spelled and spelled[-1] in switches and switches[spelled[-1]].follows(word):
             spelled[-1] += f"={word}"
         else:

@@ -64,6 +64,7 @@ BACKENDS = (
         name="nccl",
         devices=("cuda",),
         shares_devices=False,
+        # The first release of NCCL that reads NCCL_MULTI_RANK_GPU_ENABLE.
         shares_from=(2, 30),
         # NVLS maps multicast memory once per device. Users report failures with several ranks on one; an H200 had none.
         sharing_variables=(("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_NVLS_ENABLE", "0")),

@@ -87,6 +87,7 @@ def _whole(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) 
 def _cut(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) -> Iterable[_Piece]:
     """Cut the tests for slots of one kind into pieces, one for each batch."""
     expected = {test.nodeid: timings.expect(test) for test in tests}
+    # The time of the run if no slot were ever idle.
     total_s = sum(expected[test.nodeid] * _width(test, slots) for test in tests) / max(1, slots)
     for (shape, isolation, _, kind), bucket in _buckets(tests).items():
         start_s = timings.start_s(shape)
@@ -95,6 +96,8 @@ def _cut(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) ->
         if isolation is Isolation.FRESH:
             yield from (_Piece(tests=(test,), work_s=expected[test.nodeid]) for test in bucket)
             continue
+        # A long piece makes the start of its world cheap. Short pieces fill gaps, but only while starts stay
+        # cheap.
         longest_s = max(start_s / START_SHARE, total_s * slots / max(1, most) / PIECES_PER_SLOT)
         if most < 2 * _width(bucket[0], slots):
             longest_s = math.inf  # only one such world runs at a time, so pieces would only add starts
@@ -134,6 +137,7 @@ def _warm_pieces(
         for _, of_file in groupby(of_suite, key=lambda test: test.file):
             file_tests = list(of_file)
             file_s = sum(expected[test.nodeid] for test in file_tests)
+            # A world whose tests take less time than its start takes the next file, too.
             if open_tests and (open_s >= least_s or file_s >= least_s or open_tests[-1].suite != suite):
                 yield _Piece(tests=tuple(open_tests), work_s=open_s)
                 open_tests, open_s = [], 0.0
@@ -157,6 +161,7 @@ def _split(
     pieces: list[list[TestCase]] = [[] for _ in range(count)]
     before_s = 0.0
     for test in tests:
+        # The middle of a test decides: with its start, a long last test would make its piece too long.
         middle_s = before_s + expected[test.nodeid] / 2
         pieces[min(count - 1, int(middle_s / work_s * count)) if work_s else 0].append(test)
         before_s += expected[test.nodeid]
@@ -168,6 +173,7 @@ def _batch(number: int, piece: _Piece, timings: Timings, failed: Collection[str]
     first = piece.tests[0]  # all tests of a piece have the same properties below
     shape = first.world or ALONE
     nodeids = [test.nodeid for test in piece.tests]
+    # The sort is stable: apart from failed tests, the order of the files stays.
     nodeids.sort(key=lambda nodeid: nodeid not in failed)
     return Batch(
         batch_id=f"batch-{number}",

@@ -40,6 +40,7 @@ class SlotPool:
             raise ValueError(f"{count} slots wanted, {self.free} free")
         whole = [group for group, free in self._free.items() if len(free) >= count]
         if whole:
+            # The name decides between groups of equal size, so that equal runs get equal slots.
             return self._take_from(min(whole, key=lambda group: (len(self._free[group]), group)), count)
         taken: tuple[Slot, ...] = ()
         while len(taken) < count:
@@ -159,8 +160,10 @@ class PendingBatches:
 
     def _position(self, width: int, within_s: float | None) -> int:
         entries = self._by_width[width]
+        # Usually the first batch fits, and no search is needed.
         if within_s is None or -entries[0][0][1] <= within_s:
             return 0
+        # Orders are never negative, so -1 precedes every batch of exactly this length.
         urgent = bisect_left(entries, (0, -within_s, -1), key=_key_of)
         if urgent < len(entries) and entries[urgent][0][0] == 0:
             return urgent

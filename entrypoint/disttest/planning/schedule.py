@@ -170,16 +170,21 @@ class _Lane:
 
     def _backfill(self, now_s: float, reserved: tuple[int, int, Batch]) -> tuple[int, int, Batch] | None:
         width, _, batch = reserved
+        # `spare` begins below zero, by the number of missing slots. Each batch that ends adds its slots.
         free, seats_at_s, spare = self.pool.free, now_s, self.pool.free - width
         for running in self.running:
+            # Batches that end at the same moment free their slots, too.
             if spare >= 0 and running.ends_s > seats_at_s:
                 break
+            # A batch that is overdue is expected to end now.
             seats_at_s = max(now_s, running.ends_s)
             spare += len(running.slots)
         if spare < 0:  # it waits for slots on hold, for an unknown time
             return self._first(now_s, self.waiting.firsts(widest=free))
         if not self._may_be_overtaken(batch, now_s, seats_at_s):
             return None
+        # First a batch that fits next to the reserved one for any time, then one that ends before its seats
+        # are free.
         chosen = self._first(now_s, self.waiting.firsts(widest=min(free, spare))) or self._first(
             now_s, self.waiting.firsts(widest=free, within_s=seats_at_s - now_s)
         )
@@ -337,6 +342,7 @@ class BatchScheduler:
     def _next(self) -> _Running | None:
         now_s = self._clock()
         if self._exclusive and not self._running and self._fits(self._exclusive[0]):
+            # The order has to be unique among running batches, and exclusive ones are queued without theirs.
             self._submitted += 1
             batch = self._exclusive.popleft()
             self._alone = batch.batch_id
@@ -351,6 +357,7 @@ class BatchScheduler:
 
 
 def _with_usable_estimate(batch: Batch) -> Batch:
+    # NaN compares false with everything and would leave the sorted lists in no order.
     if math.isfinite(batch.expected_s) and batch.expected_s > 0:
         return batch
     return msgspec.structs.replace(batch, expected_s=UNKNOWN_S)

@@ -63,6 +63,8 @@ def simulate(
         if not ends:
             break
         clock.now_s = ends[0][0]
+        # All ends of one moment, before the next decision: otherwise it would see slots as taken that are
+        # free.
         while ends and ends[0][0] <= clock.now_s:
             chosen.ended(placements[heappop(ends)[1]].start.batch.batch_id)
     return Simulation(makespan_s=clock.now_s, placements=tuple(placements), stranded=chosen.stranded())

@@ -56,6 +56,7 @@ def _is_in_suite(name: str, suites: Sequence[str]) -> bool:
     file = name.partition("::")[0]
     return (
         file.partition("/")[0] in suites
+        # `ddp/../../x` must not lead out of the suites.
         and ".." not in Path(file).parts
         and not Path(file).exists()
         and (suites_dir() / file).exists()
@@ -65,6 +66,7 @@ def _is_in_suite(name: str, suites: Sequence[str]) -> bool:
 def _path(name: str, suites: Sequence[str]) -> str:
     if Path(name.partition("::")[0]).exists():
         return name
+    # Such a word is a path with a mistake, so no suite is suggested for it.
     if "/" in name or "." in name:
         raise UsageError(f"no such file or directory: {name}")
     near = difflib.get_close_matches(name, suites, n=1, cutoff=0.5)

@@ -63,6 +63,7 @@ class Timings:
         self._levels = _levels(sample for sample in ordered if not sample.bad)
         self._starts = _starts(starts)
         self._answers: dict[tuple[object, ...], float | None] = {}
+        # In order of time: the last entry of each name stays.
         self._last = {sample.test: (sample.at_s, sample.bad) for sample in ordered}
 
     @property
@@ -95,6 +96,7 @@ class Timings:
 
     def _failed_last(self, test: TestCase) -> bool:
         names = (test.nodeid, *junit_names(test))
+        # Files of several tools know the test under several names; the newest of them counts.
         _, bad = max((self._last[name] for name in names if name in self._last), default=(0.0, False))
         return bad
 
@@ -135,6 +137,8 @@ def _shape_of(test: TestCase) -> tuple[int, str]:
 def _levels(samples: Iterable[Sample]) -> dict[tuple[object, ...], list[float]]:
     levels: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for sample in samples:
+        # A skip for want of GPUs takes no time. Counted for its file, it made tests look free on machines
+        # with GPUs.
         if sample.skipped:
             if sample.size is not None:
                 levels["test", sample.test, sample.size, sample.backend or "", sample.hardware].append(

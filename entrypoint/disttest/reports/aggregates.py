@@ -308,6 +308,7 @@ def verdict(run: RunResult) -> str:
     """Return the verdict of a run in a few words."""
     if run.exit_code > 128:
         return f"ended by signal {run.exit_code - 128}"
+    # pytest has one code for both: 2 for an interrupted run and for a file that cannot be collected.
     if run.exit_code == ExitCode.INTERRUPTED and run.collection_errors:
         return "failed: not every file could be collected"
     return VERDICTS.get(ExitCode(run.exit_code), "failed") if run.exit_code in VERDICTS else "failed"
@@ -334,6 +335,7 @@ def headline(run: RunResult) -> str:
         (total.xfailed, "expected to fail"),
     )
     parts = [f"{number:,} {name}" for number, name in named if number]
+    # The user waits for imports and collection, too, so the whole time counts where it is known.
     took_s = run.duration_s if run.whole_s is None else run.whole_s
     return f"{', '.join(parts) or count(0, 'test')} in {duration(took_s)}"
 

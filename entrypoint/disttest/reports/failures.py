@@ -71,6 +71,7 @@ class FailurePrinter:
         test = group.first
         style = STYLES[aggregates.classify(test)]
         # In the form of a compiler message, so that editors and problem matchers can link to the line.
+        # No line of a test is to blame for a broken machine.
         place = None if test.final.cause is Cause.INFRASTRUCTURE else locate(test, self._repository)
         yield Text(f"{place}: error: {group.message}" if place else f"✗ {group.message}", style=style)
         if len(group.tests) > 1:

@@ -54,6 +54,7 @@ def write_junit(run: RunResult, results_dir: Path | None, file: BinaryIO) -> Non
     """
     logs, budgets = LogFolder(results_dir), budgets_for(run)
     for budget in budgets:
+        # A budget that did not fit has left a part of its document.
         file.seek(0)
         file.truncate()
         # The poorest budget is written whatever its size.
@@ -86,6 +87,7 @@ class _Document:
             suites[safe_text(test.test.suite, "tests")].append(test)
         if self.run.collection_errors:
             suites.setdefault(COLLECTION_SUITE, [])
+        # The counts are attributes of the start tags, so they are needed before the first case is rendered.
         sums = {name: self.sum_up(name, tests) for name, tests in suites.items()}
         head, tail = _around(ElementTree.Element("testsuites", _total(sums.values())))
         yield b"<?xml version='1.0' encoding='utf-8'?>\n" + head
@@ -209,6 +211,7 @@ class _Sum(NamedTuple):
 
 
 def _total(sums: Collection[_Sum]) -> dict[str, str]:
+    # The root of the dialect has no attribute for skipped tests.
     counts = {key: str(sum(getattr(one, key) for one in sums)) for key in ("tests", "failures", "errors")}
     seconds = sum(round(one.time, 3) for one in sums)
     return {"name": "disttest", **counts, "time": f"{seconds:.3f}"}
@@ -229,12 +232,15 @@ def _cases(cases: list[junit_xml.TestCase], extras: Sequence[_Extras] = ()) -> I
         assert isinstance(case, ElementTree.Element)
         _insert_attempts(case, more.elements)
         _conform(case, is_xfail=more.is_xfail)
+        # An attribute of the test must not replace one by which consumers identify the case.
         for name in more.attributes.keys() - case.attrib.keys():
             case.set(name, more.attributes[name])
         yield ElementTree.tostring(case, encoding="utf-8")
 
 
 def _conform(case: ElementTree.Element, *, is_xfail: bool) -> None:
+    # junit-xml writes six decimals, and no time at all for zero; pytest's dialect has three decimals.
     case.set("time", f"{float(case.get('time', SHORTEST_S)):.3f}")
     for skipped in case.iter("skipped"):
+        # pytest itself writes these two types, and consumers separate expected failures from skips by them.
         skipped.set("type", "pytest.xfail" if is_xfail else "pytest.skip")

@@ -68,6 +68,7 @@ class LiveView:
             return
         whole, newline, self._cut[error] = (self._cut[error] + text).rpartition("\n")
         if newline:
+            # pytest's lines have colours: rich must parse the escape sequences to know their width.
             self._say(Text.from_ansi(whole))
 
     def tick(self, now_s: float) -> None:
@@ -97,6 +98,7 @@ class LiveView:
         self._say(Text.assemble(finding, where))
 
     def _say(self, line: Text) -> None:
+        # The terminal itself breaks long lines, so that a node id can be copied in one piece.
         self._console.print(line, soft_wrap=True)
 
     def _write(self, text: str) -> None:
@@ -124,6 +126,7 @@ class LiveView:
                 # rich would start a thread for it.
                 auto_refresh=False,
                 transient=True,
+                # sys.stdout is the outlet of `output.py`, which rich must not replace.
                 redirect_stdout=False,
                 redirect_stderr=False,
             )

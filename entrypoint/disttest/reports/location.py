@@ -20,6 +20,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9})(?P<co
 _THREAD = re.compile(r"^(?:Current thread|Thread)\b", re.MULTILINE)
 # disttest's frames between torch and the user; the package may be inside the user's repository.
 _OURS = re.compile(r"/disttest/(runtime|observe)/")
+# A virtual environment inside the repository contains libraries, not the user's code.
 _FOREIGN = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
 
@@ -103,6 +104,7 @@ def _code_below(text: str, match: re.Match[str]) -> str:
 
 def _code_at(text: str, match: re.Match[str]) -> str:
     """Return the code of pytest's entry: marked above the place in a full entry, below it in a short one."""
+    # `--tb=short`: "test_x.py:3: in test_sum", and the code in the line below.
     if text.startswith("in ", match.end()):
         return next(iter(text[match.end() :].splitlines()[1:2]), "").strip()
     above = reversed(text[: match.start()].splitlines())

@@ -13,6 +13,7 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", in_html(text))
 
 
+# Besides the marks of CommonMark: ~ strikes out, $ begins a formula, and @ notifies a user of a code host.
 _SPECIAL = re.compile(r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|^[ \t]*[#+-]", re.MULTILINE)
 """A mark of Markdown; an underscore between letters is none."""
 
@@ -35,6 +36,8 @@ def code(text: str, limit: int = 300) -> str:
 def exact_code(text: str) -> str:
     """Return ``text`` as a code span, without a cut and with its spaces."""
     text = clean(text)
+    # CommonMark: a code span ends at a run of backticks as long as its first one, and loses one space at each
+    # end.
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if text[:1] == "`" or text[-1:] == "`" else ""
     return f"{fence}{space}{text}{space}{fence}"

@@ -137,6 +137,7 @@ class Progress:
         if after is None:
             return
         self.counts[aggregates.classify(after)] += 1
+        # A test counts once: its next attempt replaces the one before it.
         if before is not None:
             self.counts[aggregates.classify(before)] -= 1
             return
@@ -155,6 +156,7 @@ class Progress:
             return None
         # An unknown test is expected to take as long as the average finished one.
         work_s = self.left_known_s + self.left_unknown * self.spent_s / self.done
+        # The expected time of a running test is still in the sum, so the part that has passed leaves it.
         work_s -= sum(self.now_s - running.started_at_s for running in self.running.values())
         # As many tests run at the same time as on average so far.
         return max(0.0, work_s) / max(1.0, self.spent_s / elapsed_s)

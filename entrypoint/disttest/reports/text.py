@@ -31,6 +31,7 @@ def clean(text: str | bytes) -> str:
     # Nearly every name and message needs no cleaning.
     if text.isprintable():
         return text
+    # A progress bar rewrites its line with `\r`; each of its states becomes a line.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _ILLEGAL.sub(REPLACEMENT, _ANSI.sub("", text))
 
@@ -83,8 +84,10 @@ def duration(seconds: float) -> str:
     """
     if not math.isfinite(seconds) or seconds <= 0:
         return "0 s"
+    # From 0.9995 s on, rounding would print "1000 ms".
     if seconds < 0.9995:
         return f"{max(1, round(seconds * 1000))} ms"
+    # From 59.95 s on, rounding would print "60.0 s".
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -136,6 +136,8 @@ class PlainView:
             # There are as many as the run has left out; its end counts them, with the reason.
             pass
         elif self._job:
+            # A folded block cannot be continued later, so the lines of a suite wait until the suite is
+            # complete.
             self._held.setdefault(outcome.test.suite, []).append(line)
         elif not self._quiet:
             self._say(line)
