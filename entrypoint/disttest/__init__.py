@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Only a process with pytest has its import hook; the command would import these modules for nothing.
 if "_pytest.assertion.rewrite" in sys.modules:
     from importlib.machinery import PathFinder
 

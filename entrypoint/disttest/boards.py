@@ -52,6 +52,7 @@ class BoardWriter:
         try:
             self._memory: mmap.mmap | bytearray = mmap.mmap(fd, 0)
         finally:
+            # The mapping keeps the memory. Tests count descriptors, and close those that they do not know.
             os.close(fd)
         # `os.register_at_fork` keeps its callbacks until the process ends; a strong reference would keep the
         # writer, too.

@@ -23,6 +23,7 @@ def high_copy(fd: int) -> int:
     """Duplicate a descriptor to a high number. Programs that this process starts do not inherit it."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = _HIGH if allowed == resource.RLIM_INFINITY else min(_HIGH, allowed // 2)
+    # F_DUPFD takes the lowest free number from here on. It fails if the limit allows no such number.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
@@ -69,12 +70,14 @@ def take_descriptors(received: Sequence[int], numbers: Sequence[int]) -> None:
         received: the descriptors, in any order of numbers.
         numbers: the number of each. A standard stream that is missing is closed, as it was in the other process.
     """
+    # Above all numbers, so that `dup2` below overwrites no copy that is still needed.
     above = max((*numbers, *received), default=0) + 1
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in received]
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
         if fd not in copies:
             _close(fd)
     for copy, number in zip(copies, numbers, strict=True):
+        # Python's dup2 makes the number inheritable, as it was in the other process.
         os.dup2(copy, number)
         os.close(copy)
 

@@ -46,6 +46,7 @@ class OutputFilter:
         """Filter a text."""
         if not self.active:
             return text
+        # Names of files and texts of tests may contain lone surrogates, which must survive the filter.
         data = text.encode("utf-8", "surrogatepass")
         filtered = self.data(data)
         return text if filtered is data else filtered.decode("utf-8", "surrogatepass")
@@ -58,6 +59,7 @@ class OutputFilter:
             return {self.tree(key): self.tree(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.tree(item) for item in value]
+        # Subclasses, such as named tuples, take other arguments and pass unchanged.
         if type(value) is tuple:
             return tuple(self.tree(item) for item in value)
         return value
@@ -130,6 +132,7 @@ outgoing = Outgoing()
 """The filter of this process."""
 
 
+# A skip or a failure with a text over 64 MiB did not fit into a message and ended its rank.
 LONGEST_TEXT = 256 * 1024
 """Characters of one text, which is more than a report shows."""
 

@@ -135,6 +135,7 @@ class Outlet(io.RawIOBase):
     def _send(self, data: bytes) -> int:
         if self._socket is not None:
             return self._socket.send(data, socket.MSG_DONTWAIT)
+        # Here the descriptor itself is used, whose flags stay as they are, so a write could block.
         if self._chunk == _SURE and not _takes_some(self._own):
             raise BlockingIOError
         return os.write(self._own, data)
@@ -182,9 +183,11 @@ def steady_streams(shield: Callable[[str], str] | None = None) -> None:
     closed = [fd for fd in (0, 1, 2) if not is_open(fd)]
     for fd in closed:
         null = os.open(os.devnull, os.O_RDWR)
+        # open() returns the lowest free number, which usually is the closed one.
         if null != fd:
             os.dup2(null, fd)
             os.close(null)
+        # Python opens files without inheritance (PEP 446), and programs expect the standard streams.
         os.set_inheritable(fd, True)
     sys.stdout = _steady(1, sys.stdout, shield, closed=1 in closed)
     sys.stderr = _steady(2, sys.stderr, shield, closed=2 in closed)
@@ -210,6 +213,7 @@ def drain_streams(*, until_s: float = float("inf"), wake: int = -1) -> None:
 def _steady(fd: int, stream: TextIO | None, shield: Callable[[str], str] | None, *, closed: bool) -> TextIO:
     with contextlib.suppress(OSError, ValueError):
         if stream is not None:
+            # Text that the old stream has buffered comes first.
             stream.flush()
     binary = io.BufferedWriter(Outlet(fd, broken=errno.EBADF if closed else 0))
     given: dict[str, Any] = {
@@ -225,6 +229,7 @@ def _unblocked(fd: int) -> tuple[socket.socket | None, int, int]:
     # Other processes share the flags of the descriptor, so a second description of the same pipe or terminal is
     # opened.
     mode = os.fstat(fd).st_mode
+    # A socket cannot be opened again by its path in /proc (ENXIO), and has a flag for a single call.
     if stat.S_ISSOCK(mode):
         return socket.socket(fileno=os.dup(fd)), fd, _CHUNK
     if not stat.S_ISFIFO(mode) and not os.isatty(fd):
@@ -232,6 +237,7 @@ def _unblocked(fd: int) -> tuple[socket.socket | None, int, int]:
     try:
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         return None, os.open(f"/proc/self/fd/{fd}", flags), _CHUNK
+    # For example EACCES: after `su` the terminal belongs to another user.
     except OSError:
         return None, fd, _SURE
 

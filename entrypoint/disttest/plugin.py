@@ -77,6 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add an option for each row of the registry, with ``--disttest-`` in front: plain names belong to others."""
     group = parser.getgroup("disttest", "distributed tests")
     internal = argparse.SUPPRESS
+    # No secrets: the arguments of a process are visible to all users of the machine.
     for option in (option for option in RUN_OPTIONS if not option.secret):
         group.addoption(
             f"--disttest-{option.name}",
@@ -99,6 +100,7 @@ def pytest_load_initial_conftests(
         spelled := spell_out(args, PLUGIN_SWITCHES)
     ) != args:  # or ``--disttest-host FILE`` would lose its file
         args[:] = spelled
+        # pytest has parsed the arguments before this hook, so they are parsed once more.
         early_config.known_args_namespace = parser.parse_known_args(args, copy.copy(early_config.option))
     note_original()
     stay_off_cuda()
@@ -157,6 +159,7 @@ def _describe_run(config: pytest.Config) -> list[str]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Restrict collection to its own files in a rank that is a fresh interpreter."""
     order = config.stash[RUN].rank_order
+    # pytest reaches a file only through its folders and their `__init__.py`.
     if order is None or collection_path.is_dir() or collection_path.name == "__init__.py":
         return None
     return None if str(collection_path) in order.modules else True
@@ -189,6 +192,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
         try:
             report.result = list(expand(report.result, run.worlds_of))
         except UsageError as error:
+            # The error belongs to this file alone; the tests of other files run.
             return pytest.CollectReport(collector.nodeid, "failed", str(error), [])  # type: ignore[return-value]
     return report  # type: ignore[no-any-return]
 
@@ -198,6 +202,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Add worlds for marks that other hooks have added, then select the tests of this run."""
     yield
     run = config.stash[RUN]
+    # A fork that a module or a hook has made may return to this line, and would run all tests again.
     run.leave_if_copy()
     try:
         expand_late(items, run.worlds_of)
@@ -207,6 +212,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"disttest: {error}") from None
     repeat_each(items, run.options.repeat)
     if orders.order_of(config).is_supervised or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
+        # pytest allows two tests of one id, and a journal has one result for each id.
         make_ids_unique(items)
     run.keep_selected(items)
 
@@ -274,6 +280,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     # Ordinary tests may start threads and touch CUDA in this process, after which forking it is unsafe.
     run = session.config.stash[RUN]
     run.leave_if_copy()
+    # A rank and a fork source never return from their branch.
     match run.rank_order:
         case orders.RankOrder() as order:
             from disttest.runtime.rank.rank import run_as_rank
@@ -298,6 +305,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
 
     was_frozen, note = is_frozen(), functools.partial(_note, session.config)
     try:
+        # A conftest may ignore SIGCHLD or reap children in a handler: the exits of worlds would be lost.
         with awaitable_children():
             run_out_of_process(session, run, note)
     except DeadlinePassed:

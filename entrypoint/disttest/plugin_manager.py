@@ -74,6 +74,7 @@ class Plugins:
             if not name.startswith(_CORE):
                 self._manager.set_blocked(name)
         for ring in _RINGS:
+            # Sorted by name, so that hooks are called in the same order in all processes of a run.
             for module in pkgutil.iter_modules([str(Path(__file__).with_name(ring))]):
                 self._add_built_in(f"disttest.{ring}.{module.name}", f"disttest.{module.name}")
         self._blocked = tuple(sorted(blocked))
@@ -124,6 +125,7 @@ class Plugins:
         try:
             self._check(plugin, name)
             self._manager.register(plugin, name)
+            # pluggy compares names of hooks with its specifications only when it is asked.
             self._manager.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
             raise PluginError(f"plugin {name} does not fit this version of disttest: {error}") from error
@@ -135,6 +137,7 @@ class Plugins:
 
     def _check(self, plugin: object, name: str) -> None:
         """Refuse hooks that would never be called."""
+        # By name: pluggy passes over functions without its mark in silence.
         for hook in (each for each in dir(plugin) if each.startswith(f"{hookspecs.PROJECT}_")):
             if not inspect.isroutine(getattr(plugin, hook)):
                 continue
@@ -368,6 +371,7 @@ def _entries() -> tuple[metadata.EntryPoint, ...]:
 
 def _without(words: Sequence[str]) -> tuple[str, ...]:
     """Return the plugins that a command line leaves out with ``-p no:NAME``."""
+    # pytest accepts `-pno:NAME` and `-p no:NAME`.
     asked = [word[2:] for word in words if word.startswith("-p") and not word.startswith("--")]
     asked += [following for word, following in pairwise(words) if word == "-p"]
     return tuple(word.removeprefix("no:") for word in asked if word.startswith("no:"))

@@ -36,6 +36,7 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, at: int | None =
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error
         raise
+    # The open file is examined, not the path: another process could exchange the file in between.
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -89,6 +90,7 @@ class Tree:
         Raises:
             OSError: there is no such directory.
         """
+        # `__del__` runs, too, if the directory cannot be opened.
         self._root = self._folder = -1
         self._root = os.open(root, _FOLDER)
         self._folder_name = ""
@@ -102,6 +104,7 @@ class Tree:
             OSError: there is none, a component is a link, or the path is absolute or leads upwards.
         """
         folder, _, name = path.rpartition("/")
+        # An empty component means an absolute path or a double slash.
         if len(path) > _LONGEST_PATH or not {"", ".", ".."}.isdisjoint(path.split("/")):
             raise OSError(errno.EINVAL, "not a path below the directory", path[:_LONGEST_PATH])
         return open_regular(name, at=self._folder_at(folder))

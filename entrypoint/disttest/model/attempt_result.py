@@ -197,6 +197,7 @@ class TestResult(Frozen):
     ranks: tuple[RankRecord, ...] = ()
     world_id: str = ""
     """The world that ran it; empty for ordinary tests and for skips decided before a world started."""
+    # Small in total: a failure ends its world, so a run stores each id here at most once.
     after: tuple[str, ...] = ()
     """For a failed test: the tests that ran before it in the same processes, in order, by the ids that select them."""
     torch_outcome: Outcome | None = None

@@ -51,6 +51,7 @@ class WorldShape(Frozen):
 
     def __str__(self) -> str:
         spread = f"@{self.nodes}nodes" if self.nodes > 1 else ""
+        # This form works with `-k` and in shells without quotes, and is the same on every machine.
         return f"{self.size}x{self.backend}{spread}"
 
 
@@ -143,6 +144,7 @@ class Batch(Frozen):
 def parts_of(nodeid: str) -> tuple[str, list[str], str]:
     """Split a node id into its file, its classes, and its name with the parameters, which may contain ``::``."""
     file, _, rest = nodeid.partition("::")
+    # First the parameters: in `test_x.py::test_sum[a::b]` the second `::` separates nothing.
     path, bracket, parameters = rest.partition("[")
     *classes, name = path.split("::") if rest else [file]
     return file, classes, name + bracket + parameters

@@ -6,9 +6,12 @@ from typing import Annotated, dataclass_transform
 
 import msgspec
 
+# Besides its own error, msgspec raises these for a text that is not UTF-8 and for a nesting that is too deep.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of decoding data from another process."""
 
+# A journal may come from anywhere. A number out of bounds makes its line unreadable, so that no report has to
+# check it.
 Moment = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 """Seconds since the epoch, up to the year 5138; values outside are not times, and must not enter calculations."""
 Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]

@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     XFAILED = "xfailed"
     XPASSED = "xpassed"
+    # pytest counts such a test as nothing and ends with 0: a run that tested nothing would be green.
     NOT_RUN = "not_run"
     """The test was neither called nor skipped: the run stopped before (``-x``), or no process reported its call."""
 

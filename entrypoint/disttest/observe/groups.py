@@ -32,6 +32,7 @@ class KnownGroup:
         """Counters by operation, peer and tag."""
 
 
+# Weak: the layer must not keep a group alive that the test has dropped.
 _known: WeakKeyDictionary[dist.ProcessGroup, KnownGroup] = WeakKeyDictionary()
 
 
@@ -62,6 +63,7 @@ def forget(pg: Any) -> Group | None:
 
 def renew_timeouts() -> None:
     """Read all time limits again after one has changed. Call numbers continue."""
+    # A copy: another thread may make a group, or the garbage collector may remove one.
     for pg, found in list(_known.items()):
         found.group = _describe(pg, found.group.ranks)
         found.shortest_s = min(found.shortest_s, _for_ever(found.group.timeout_s))
@@ -70,6 +72,8 @@ def renew_timeouts() -> None:
 def limit_of(call: Call) -> float | None:
     """Return the shortest time after which a wait for a call may give up; None if torch does not report it."""
     # Gloo gives a wait for an earlier message the limit that the group has when the wait begins.
+    # The shortest limit that the group has ever had counts: receives over gloo keep the limit with which it
+    # was made.
     names = (each.shortest_s for each in list(_known.values()) if each.group.name == call.group.name)
     limit_s = min(_for_ever(call.timeout_s), *names, float("inf"))
     return None if math.isinf(limit_s) else limit_s
@@ -86,6 +90,7 @@ def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
     description = pg.group_desc
     return Group(
         name=pg.group_name,
+        # torch's words for the default group, and for a group whose creator gave no description.
         description={"default_pg": "default", "undefined": ""}.get(description, description),
         ranks=ranks,
         backend=_c10d().get_backend(pg) if pg in _c10d()._world.pg_map else pg.name(),  # noqa: SLF001
@@ -109,6 +114,7 @@ def timeout_s(pg: dist.ProcessGroup) -> float | None:
         devices = pg._device_types  # noqa: SLF001
         options = pg._get_backend(devices[0]).options  # noqa: SLF001
         return float(options._timeout.total_seconds())  # noqa: SLF001
+    # Backends that are written in Python, such as those of tests, need not have options.
     except (RuntimeError, AttributeError, IndexError):
         return None
 

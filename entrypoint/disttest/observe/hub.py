@@ -43,6 +43,7 @@ class _CallingThread(threading.local):
 
 
 thread = _CallingThread()
+# Weak keys: a handle that has disappeared can no longer be awaited from Python (`held_calls`).
 handles: WeakKeyDictionary[Any, Call] = WeakKeyDictionary()
 """Handles and futures that are referenced in Python, with their calls."""
 parts: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
@@ -66,6 +67,7 @@ def set_tools(tools: Sequence[Tool]) -> None:
     global _tools  # one set of tools per process
     _tools = tuple(tools)
     for name in CALLBACKS:
+        # Only callbacks that a tool overrides are kept, so that nothing is recorded that no tool reads.
         overriding = [tool for tool in _tools if getattr(type(tool), name) is not getattr(Tool, name)]
         _callbacks[name] = tuple(getattr(tool, name) for tool in overriding)
 
@@ -198,6 +200,7 @@ def end_wait(wait: Wait | None, error: BaseException | None = None) -> None:
     if wait is None:
         return
     notify("on_done", wait, error)
+    # Only a wait that ended well proves that its calls are complete.
     if error is None and queues is not None and queues.are_used:
         queues.note_done(wait)
 
@@ -217,6 +220,7 @@ def waiting(kind: WaitKind, call: Call | None = None, **facts: Any) -> Iterator[
 
 def held_calls() -> frozenset[int]:
     """Return the numbers of calls whose handle or future is still referenced in Python and may be awaited."""
+    # A copy: other threads add handles, and the garbage collector removes them.
     return frozenset(call.n for call in list(handles.values()))
 
 
@@ -227,6 +231,7 @@ def note_over(kind: WaitKind, call: Call) -> None:
 
 def note_result(storage: int, call: Call) -> None:
     """Record the storage that a functional collective will fill."""
+    # An address that is used again moves to the end, because the oldest entry is dropped first.
     results.pop(storage, None)
     results[storage] = call
     while len(results) > _MOST_RESULTS:

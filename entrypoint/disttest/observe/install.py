@@ -51,6 +51,7 @@ def install(*tools: Tool) -> None:
 
         hub.queues = Queues()
         _hooks.extend((Kernels(), Patches(), hub.queues))
+        # Python cannot remove such a callback. After a further installation it runs twice, without effect.
         os.register_at_fork(after_in_child=lambda: hub.set_tools(()))
     _set_tools((*hub.tools(), *tools))
 
@@ -81,6 +82,7 @@ def uninstall() -> None:
     """Remove the tools, and the layer from torch."""
     _set_tools(())
     while _hooks:
+        # In reverse order, so that a function that was replaced twice gets its original back.
         _hooks.pop().remove()
     hub.queues = None
 

@@ -76,6 +76,7 @@ class Kernels:
 
     def remove(self) -> None:
         """Remove the kernels from the dispatcher."""
+        # The dispatcher drops the kernels with the last reference to their library.
         self._libraries.clear()
 
 
@@ -112,10 +113,12 @@ def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        # Without BackendSelect and the keys above it: the call would come back to this kernel.
         below = keys & _BELOW
         if hub.is_idle() or (call := _read(operation, args)) is None:
             return redispatch(below, *args, **kwargs)
         hub.notify("on_issue", call)
+        # The records below outlive the call, and with its tensors they would keep their memory.
         hub.thread.last = light = call.without_tensors()
         device = _queue_of(call.group, call.inputs or call.outputs)
         wait = _begin_to_block(operation, light, device)
@@ -125,6 +128,7 @@ def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
             hub.end_wait(wait, error)
             hub.notify("on_error", call, error)
             raise
+        # A call that the backend refused has entered no queue.
         if device is not None and hub.queues is not None:
             hub.queues.note_issued(light, device)
         hub.end_wait(wait)
@@ -171,6 +175,7 @@ def _note_handle(call: Call, result: Any) -> dist.Work | None:
     thread = hub.thread
     if thread.issued is not None:
         thread.issued.append(call)
+    # Operations return their tensors and the handle, or the handle alone.
     boxed = result[-1] if isinstance(result, tuple) and result else result
     if not thread.from_python or not isinstance(boxed, torch.ScriptObject):
         return None
@@ -201,6 +206,7 @@ def _record(operation: Operation, args: tuple[Any, ...], inputs: Any, outputs: A
     peer, tag, seq = None, 0, 0
     if operation.is_p2p:
         place = argument(args, operation.peer)
+        # The operation has ranks of the group, and records have ranks of the default group.
         peer = ANY_SOURCE if place is None else members[place]
         tag = argument(args, operation.tag, 0)
         seq = next(group.p2p[operation.name, peer, tag])
@@ -247,6 +253,7 @@ def _functional(redispatch: Kernel) -> Kernel:
             return redispatch(below, *args, **kwargs)
         before = thread.issued, thread.reduce_op, thread.from_python
         issued: list[Call] = []
+        # C++ issues the calls of a functional collective, so the caller gets tensors and no handle.
         thread.issued, thread.reduce_op, thread.from_python = issued, _reduction(args), False
         try:
             result = redispatch(below, *args, **kwargs)
@@ -289,6 +296,7 @@ def _wait_tensors(redispatch: Kernel) -> Kernel:
         if hub.is_idle() or not hub.results:
             return redispatch(below, given)
         with contextlib.ExitStack() as waits:
+            # Contexts end in reverse order, and the backend waits for the first tensor first.
             for call in reversed([call for each in given if (call := _awaited(each)) is not None]):
                 waits.enter_context(hub.waiting(WaitKind.TENSOR, call, timeout_s=call.timeout_s))
             return redispatch(below, given)

@@ -43,11 +43,13 @@ def fill(tensors: Sequence[torch.Tensor], body: memoryview) -> None:
     for each in tensors:
         part = data[at : at + each.nbytes]
         at += each.nbytes
+        # Conjugation and negation are lazy: the memory of such a view has other values than the view.
         if not each.is_contiguous() or each.is_conj() or each.is_neg():
             dense = torch.empty(each.shape, dtype=each.dtype)
             _memory(dense)[:] = bytes(part)
             with _unseen():
                 each.copy_(dense)
+        # An empty tensor has no memory: its address is 0.
         elif part:
             _memory(each)[:] = bytes(part)
 

@@ -46,6 +46,8 @@ class Operation:
         return self.tag is not None
 
 
+# The first row: allreduce_(Tensor[] tensors, ProcessGroup, ReduceOp, Tensor? sparse_indices, bool asyncOp,
+# int timeout).
 OPERATIONS = (
     Operation("allreduce_", 0, None, 1, 4, 5),
     Operation("allreduce_coalesced_", 0, None, 1, 3, 4),

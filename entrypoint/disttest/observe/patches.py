@@ -84,8 +84,11 @@ class Patches(Replacements):
         self.replace(torch._C, "_collect_all", _collecting)  # noqa: SLF001
         for name in _STORE_WAITS:
             self.replace(torch._C._distributed_c10d.Store, name, _store_wait)  # noqa: SLF001
+        # After the waits, which are among these names: a tool that takes a call over then takes its wait
+        # over, too.
         for name in _STORE_CALLS:
             self.replace(torch._C._distributed_c10d.Store, name, _store_call)  # noqa: SLF001
+        # `init_process_group` and `new_group` both meet their peers in this function (torch 2.9 to 2.15).
         self.replace(c10d, "_new_process_group_helper", _make_group)
         self.put(Variable, "_execution_engine", _Engine(Variable._execution_engine))  # noqa: SLF001
 
@@ -105,6 +108,7 @@ def _issuing(original: Original) -> Original:
         finally:
             # Restored, not reset: a method of a group may call another one of the list.
             thread.from_python, thread.reduce_op = before
+            # torch has returned the handle by now, so its caller keeps it alive.
             thread.handle = None
 
     return method
@@ -116,6 +120,7 @@ _OPERATORS = {member.value: name for name, member in dist.ReduceOp.RedOpType.__m
 
 def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return the reduction among the arguments of a method: in its options, or as an argument."""
+    # The first argument is always a tensor or a list of tensors.
     for value in (*args[1:], *kwargs.values()):
         operator = getattr(value, "reduceOp", value)
         if isinstance(operator, dist.ReduceOp):
@@ -302,6 +307,7 @@ def _make_group(original: Original) -> Original:
     def make(group_size: int, group_rank: int, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         members = tuple(ranks or range(group_size))
+        # `args` begins behind `ranks`: backend, store, group name.
         name = str(kwargs.get("group_name") or (args[2] if len(args) > 2 else ""))
         with hub.waiting(
             WaitKind.GROUP,
@@ -311,6 +317,7 @@ def _make_group(original: Original) -> Original:
             group_description=str(kwargs.get("group_desc") or ""),
         ):
             made = original(group_size, group_rank, ranks, *args, **kwargs)
+        # A rank that is not a member gets a placeholder, not a group.
         if isinstance(made[0], dist.ProcessGroup) and not hub.is_idle():
             hub.notify("on_group", groups.note_made(made[0], tuple(ranks)), made=True)
         return made

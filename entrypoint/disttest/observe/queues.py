@@ -60,9 +60,11 @@ class Queues(Replacements):
         """
         if not self._last:
             self._try_to_replace(device)
+        # `cuda` and `cuda:0` are different keys, and may be the same device.
         device = torch.device(device.type, _index(device))
         self._last[device][call.group.name] = call
         self._loose[call.n] = call, device
+        # torch has made the current stream wait for it within the call.
         if not call.is_async:
             self._note_joined(call)
         elif len(self._loose) > _MOST_CALLS:
@@ -154,6 +156,7 @@ class Queues(Replacements):
     def _synchronizing(self, original: Original) -> Original:
         def synchronize(device: Any = None) -> None:
             __tracebackhide__ = True
+            # There is an entry: the first queued call has replaced this function.
             whole = torch.device(next(iter(self._last)).type, _index(device))
             run = partial(original, device)
             if hub.is_idle():
@@ -185,6 +188,7 @@ class Queues(Replacements):
         with hub.waiting(WaitKind.DEVICE, calls=calls):
             result = run()
         for call in calls:
+            # Another thread may have queued a newer call of the group meanwhile.
             if queues[queue].get(call.group.name) is call:
                 del queues[queue][call.group.name]
         return result
@@ -210,4 +214,5 @@ def _to_host(original: Original, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     values = (*args, *kwargs.values())
     target = next((each for each in values if isinstance(each, (str, torch.device, torch.Tensor))), None)
     device = getattr(target, "device", target)
+    # `to(device, dtype, non_blocking)` takes it as a positional argument, too.
     return str(device).startswith("cpu") and not (kwargs.get("non_blocking") or True in args)

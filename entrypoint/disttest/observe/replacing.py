@@ -49,6 +49,7 @@ class Replacements:
 
     def remove(self) -> None:
         """Restore the replaced attributes."""
+        # An attribute may have been replaced twice, and the first entry has the original.
         for owner, name, original in reversed(self._undo):
             if original is _ABSENT:
                 delattr(owner, name)

@@ -26,6 +26,7 @@ def _passed_over() -> tuple[str, ...]:
     """Return the prefixes of skipped files. Modules are located where they were imported from."""
     modules = (sys.modules.get(name) for name in _PASSED_OVER)
     files = [str(Path(each.__file__)) for each in modules if each is not None and each.__file__]
+    # "<": code without a file, such as <string> and <frozen importlib._bootstrap>.
     return (f"{Path(__file__).parents[1]}/", *(file.removesuffix("__init__.py") for file in files), "<")
 
 
@@ -34,6 +35,7 @@ def _counts(code: CodeType) -> bool:
     file = code.co_filename
     if _TORCHS_TESTS in file:
         return True
+    # site-packages is below the folder of the standard library. Its other packages count as the user's code.
     in_library = "/site-packages/" in file or "/dist-packages/" in file
     return not file.startswith(_passed_over()) and (in_library or not file.startswith(_STDLIB))
 

@@ -130,6 +130,7 @@ def _has_started() -> bool:
 
 
 def _enter() -> None:
+    # Inside the handler torch has taken the mode off the stack, and puts it back afterwards.
     if _thread.handling:
         return
     # The functions of TorchDispatchMode: its `with` would have to end in the same thread and order (torch 2.9 to 2.15).
@@ -199,6 +200,7 @@ def _reading(original: Original) -> Original:
 def _starting(original: Original) -> Original:
     def start(self: threading.Thread) -> None:
         if not hub.is_idle():
+            # The new thread may run a backward pass through nodes that this thread has made.
             _enter()
             _thread.started.append(self)
         original(self)

@@ -106,6 +106,7 @@ def _read(path: Path, table: Mapping[str, Any]) -> ProjectSettings:
     for key, value in table.items():
         where = f"{path}: [tool.disttest] {key}"
         option = FILE_OPTIONS.get(key)
+        # An unknown key is an error: a misspelt time limit would otherwise be no limit.
         if option is None:
             raise UsageError(f"{where}: {_not_a_setting(key)}")
         texts[key] = _text(option, value, where, path.parent)

@@ -100,6 +100,8 @@ RUN_OPTIONS = (
         "grace",
         SECONDS,
         "Time for other ranks to fail by themselves, once one has.",
+        # The peers of a failed rank usually notice within this time. After a lost connection they get
+        # `limits.CONSEQUENCE_WAIT_S`.
         default=0.3,
         no_flag=True,
     ),
@@ -226,6 +228,7 @@ KEEP_RESULTS = _run(
     "keep-results",
     Type(form="N|all", parse=lambda text: sys.maxsize if text == "all" else WHOLE.parse(text)),
     "Keep the results of so many earlier runs, as folders next to --results; older ones are deleted.",
+    # Without a limit, a day of runs left forty folders next to the tests.
     default=1,
     has_variable=True,
     inputs=(),

@@ -86,6 +86,7 @@ class _Document:
         for test in self.run.tests:
             suites[safe_text(test.test.suite, "tests")].append(test)
         if self.run.collection_errors:
+            # A suite of the user may have this name, too, and then has both kinds of cases.
             suites.setdefault(COLLECTION_SUITE, [])
         # The counts are attributes of the start tags, so they are needed before the first case is rendered.
         sums = {name: self.sum_up(name, tests) for name, tests in suites.items()}
@@ -227,6 +228,7 @@ def _around(element: ElementTree.Element) -> tuple[bytes, bytes]:
 
 def _cases(cases: list[junit_xml.TestCase], extras: Sequence[_Extras] = ()) -> Iterator[bytes]:
     """Yield the elements of cases in the dialect."""
+    # junit-xml makes elements for whole suites only. The suite around these cases is thrown away.
     suite: ElementTree.Element = junit_xml.TestSuite("", cases).build_xml_doc()
     for case, more in zip_longest(suite.iter("testcase"), extras, fillvalue=_NOTHING):
         assert isinstance(case, ElementTree.Element)

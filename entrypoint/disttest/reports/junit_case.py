@@ -187,6 +187,7 @@ class Cases:
         key = hash((classname, name))
         self.seen[key] += 1
         seen = self.seen[key]
+        # The numbered name may be taken as well.
         return (classname, name) if seen == 1 else self._unique(classname, f"{name} #{seen}")
 
     def _source(self, file: str) -> str | None:

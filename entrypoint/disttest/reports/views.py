@@ -94,6 +94,7 @@ class PlainView:
     def show(self, text: str, *, error: bool) -> None:
         """Show pytest's output in whole lines."""
         self._shown_at_s = self._progress.now_s
+        # Lines of tests come in between, so the lines of pytest are written as a whole.
         whole, newline, self._cut[error] = (self._cut[error] + text).rpartition("\n")
         if newline:
             self._write(whole + newline, error=error)

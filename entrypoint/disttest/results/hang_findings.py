@@ -90,6 +90,7 @@ def pending_collective(rank: RankRecord) -> Collective | None:
     Backends such as NCCL queue collectives on the device while the rank continues, so there the first incomplete one
     blocks the others.
     """
+    # `_point_to_point` explains sends and receives by the stacks.
     collectives = [c for c in rank.collectives if not c.p2p]
     queued = next((c for c in collectives if backend_named(c.backend).queues and not c.done), None)
     return queued or (collectives[-1] if collectives and not collectives[-1].done else None)

@@ -259,6 +259,7 @@ def is_symptom(record: RankRecord) -> bool:
 def by_guilt(record: RankRecord) -> tuple[bool, float, int]:
     """Sort key of failed ranks: the culprit comes first."""
     after_s = record.failed_after_s if record.failed_after_s is not None else float("inf")
+    # The rank decides between equal times, so that equal records give equal verdicts.
     return is_symptom(record), after_s, record.rank
 
 

@@ -43,6 +43,7 @@ class MultiProcContinuousTest(TestCase):
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803
         """Accept the test's name by either keyword, and replace the method by one that dispatches it."""
+        # unittest names this argument `methodName`, and torch's older subclasses pass `method_name`.
         name = methodName if methodName != "runTest" else method_name
         super().__init__(name)
         method = check_method(self, name, explicit=name != "runTest")
@@ -117,6 +118,8 @@ class MultiProcContinuousTest(TestCase):
     @classmethod
     def _size(cls) -> int:
         declared: Any = cls.world_size
+        # Subclasses declare the size as a value or as a property. No instance exists here, and making one
+        # needs a test's name.
         if isinstance(declared, property):
             declared = declared.__get__(object.__new__(cls))
         if declared != UNSET:

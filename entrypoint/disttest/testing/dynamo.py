@@ -117,5 +117,7 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **kwargs: Any) -> None:
+        # As in torch: with a handler, Dynamo builds its structured trace, so that tests execute that code,
+        # too.
         logging.getLogger("torch.__trace").addHandler(logging.NullHandler())
         super()._run(rank, test_name, file_name, parent_pipe, **kwargs)

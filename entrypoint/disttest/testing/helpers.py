@@ -84,6 +84,7 @@ def _store_retries() -> tenacity.Retrying:
     return tenacity.Retrying(
         stop=tenacity.stop_after_attempt(_STORE_ATTEMPTS),
         wait=tenacity.wait_random(0, 1),
+        # Between the probe of a port and the server on it, another process may take the port.
         retry=tenacity.retry_if_exception_message(match=r"(?s).*Address already in use"),
     )
 
@@ -157,6 +158,7 @@ def initialize_temp_directories(init_method: str | None = None) -> None:
     """Create the scratch folders of a test and export their paths."""
     # Call it before the ranks start, which inherit them.
     global _temporary
+    # A global keeps the object alive: its finalizer deletes the folder.
     _temporary = tempfile.TemporaryDirectory()
     root = Path(_temporary.name)
     for name in ("barrier", "test_dir", "init_dir"):
@@ -215,6 +217,8 @@ def with_dist_debug_levels(levels: list[str]) -> Callable[[Method], Method]:
                         result = method(*args, **kwargs)
                         dist.barrier()
             finally:
+                # Outside of `_environment`, so that the variable has its earlier value again. A skip or a
+                # failure leaves the loop, too.
                 dist.set_debug_level_from_env()  # type: ignore[attr-defined]
             return result
 
@@ -247,6 +251,7 @@ def verify_ddp_error_logged(model_DDP: Any, err_substr: str) -> None:  # noqa: N
     for key in ("iteration", "has_error", "error"):
         if key not in logged:
             raise AssertionError(f"Expected {key!r} in ddp_logging_data")
+    # torch appends the C++ trace below this line if TORCH_SHOW_CPP_STACKTRACES is set.
     expected = err_substr.split("\nException raised from ", 1)[0]
     if expected not in logged["error"]:
         raise AssertionError(f"Did not find expected {expected} in ddp logging data error: {logged['error']}")

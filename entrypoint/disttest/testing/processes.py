@@ -57,6 +57,7 @@ class MultiProcessTestCase(TestCase):
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803
         """Accept the test's name by either keyword, and replace the method by one that waits for the ranks."""
+        # unittest names this argument `methodName`, and torch's older subclasses pass `method_name`.
         name = methodName if methodName != "runTest" else method_name
         super().__init__(name)
         method = check_method(self, name, explicit=name != "runTest")
@@ -91,12 +92,14 @@ class MultiProcessTestCase(TestCase):
 
     def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
         """Run the test method in a rank; exit with a code of the skip table or that of an error on failure."""
+        # As in torch: a crash writes its C++ stack into the log of the rank.
         torch._C._set_print_stack_traces_on_fatal_signal(True)
         os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"  # noqa: TID251  # read by torch's C++ code
         set_rng_seed(SEED)
         try:
             getattr(self, test_name)()
         except unittest.SkipTest as skip:
+            # The exit code has no room for the reason of the skip.
             parent_pipe.note(skip)
             sys.exit(TEST_SKIPS["generic"].exit_code)  # noqa: TID251
         except Exception as error:  # noqa: BLE001  # any error of the test
@@ -105,7 +108,9 @@ class MultiProcessTestCase(TestCase):
             sys.exit(self.TEST_ERROR_EXIT_CODE)  # noqa: TID251
         finally:
             parent_pipe.close()
+        # Only after a pass: the exits above leave the group of a failed test, whose peers may never come.
         if self.destroy_pg_upon_exit:
+            # torch raises one of these if the test has made no group, or has destroyed it.
             with contextlib.suppress(AssertionError, ValueError):
                 dist.destroy_process_group()
 
@@ -156,6 +161,7 @@ class MultiProcessTestCase(TestCase):
         return self.id().rpartition(".")[2]
 
     def _should_stop_test_suite(self) -> bool:
+        # torch's TestCase asks CUDA after each test whether to stop. The main process does not use CUDA.
         return False
 
     @property

@@ -78,6 +78,7 @@ def noop() -> None:
 
 def wait_until_node_failure(rank: int, expected_error_regex: str = ".*") -> str:
     """Call the node until it fails with a text that matches; return the text."""
+    # Without a limit: the time limit of the test ends the loop.
     while True:
         try:
             rpc.rpc_sync(worker_name(rank), noop, args=())

@@ -82,6 +82,7 @@ def _checked(check: Check) -> Callable[[Method], Method]:
                 return method(*args, **kwargs)
             return _exit_or_skip(skip, args)
 
+        # Decorators may be stacked. The outermost one then carries the checks of all.
         setattr(wrapper, ATTRIBUTE, (check, *getattr(method, ATTRIBUTE, ())))
         return wrapper  # type: ignore[return-value]
 
@@ -90,6 +91,7 @@ def _checked(check: Check) -> Callable[[Method], Method]:
 
 def _exit_or_skip(skip: TestSkip, args: tuple[Any, ...]) -> None:
     owner = args[0] if args else None
+    # torch's own decorators ask for this method first: a class may report a skip in another way.
     if (handle := getattr(owner, "_handle_test_skip", None)) is not None:
         handle(skip.message)
     elif isinstance(owner, int) or any(hasattr(owner, name) for name in _STARTS_RANKS):

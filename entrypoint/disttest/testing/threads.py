@@ -44,6 +44,7 @@ class ThreadedWorld:
         store = dist.HashStore()  # type: ignore[attr-defined]
         self.failures: queue.Queue[Failure] = queue.Queue()
         self.threads = [
+            # Daemons: a thread that hangs in C++ must not keep the process from its end.
             threading.Thread(target=self._run, args=(body, rank, store), name=f"rank {rank}", daemon=True)
             for rank in range(size)
         ]
@@ -55,6 +56,7 @@ class ThreadedWorld:
             body(rank, store)
         except BaseException as error:  # noqa: BLE001  # passed to the waiting thread
             self.failures.put((rank, sys.exc_info()))
+            # Wakes the threads that wait for this one in a collective: they would wait until their limit.
             threaded.ProcessLocalGroup.exception_handle(error)
 
     def join(self, limit_s: float) -> None:
@@ -66,6 +68,7 @@ class ThreadedWorld:
         """
         deadline = monotonic() + limit_s
         try:
+            # The deadline is common, so the limit does not grow with the number of threads.
             for thread in self.threads:
                 thread.join(max(0.0, deadline - monotonic()))
             stuck = [rank for rank, thread in enumerate(self.threads) if thread.is_alive()]
@@ -78,6 +81,7 @@ class ThreadedWorld:
             names = ", ".join(f"Thread {rank}" for rank in stuck)
             raise RuntimeError(f"{names} terminated or timed out after {limit_s:g} seconds\n{stacks}")
         failures = _drain(self.failures)
+        # Before `evaluate`, which raises and joins the outcomes of all threads.
         report_rank_threads(len(self.threads), [(rank, exc_info[1]) for rank, exc_info in failures])
         evaluate(failures)
 
@@ -111,6 +115,7 @@ def evaluate(failures: Sequence[Failure]) -> None:
         if isinstance(error, unittest.SkipTest):
             skip = skip or str(error) or TEST_SKIPS["generic"].message
         elif isinstance(error, SystemExit):
+            # `sys.exit` accepts any object, such as a list, which cannot be a key.
             skip = skip or SKIP_MESSAGES.get(error.code if isinstance(error.code, int) else -1)
             if _is_bad_exit(error):
                 errors.append(f"Thread {rank} exited with code {error.code}\n")

@@ -43,6 +43,7 @@ class World:
 
         if self.device_type == "cpu":
             return torch.device("cpu")
+        # Ranks share GPUs if a world has more ranks than GPUs and the run allows it (`--ranks-per-gpu`).
         return torch.device(self.device_type, self.local_rank % torch.accelerator.device_count())
 
     @property
