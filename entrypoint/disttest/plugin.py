@@ -103,6 +103,7 @@ def pytest_load_initial_conftests(
         # pytest has parsed the arguments before this hook, so they are parsed once more.
         early_config.known_args_namespace = parser.parse_known_args(args, copy.copy(early_config.option))
     note_original()
+    # A test module that asks for GPUs at import would initialise CUDA, and this process could not be forked.
     stay_off_cuda()
     order = orders.order_of(early_config)
     leaving = order.leaving if isinstance(order, orders.ControllerOrder) else None
@@ -118,6 +119,7 @@ def pytest_load_initial_conftests(
         plugin_manager().call("disttest_load_parts", config=early_config)
         # A conftest may replace functions that these modules bind when they are imported.
         importlib.import_module(_WORLDS)
+        # With one compute thread, imports start no pools of threads, which forks would lack.
         _once_all_is_imported.append(import_single_threaded(order.shared.threads))
 
 
@@ -227,6 +229,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from disttest.runtime.controller.preload import load_torch, load_what_tests_use
 
         load_torch()
+        # Once here instead of in each rank: the first `assert_close` imports sympy (0.6 s of CPU), the first
+        # optimizer step torch._dynamo (1.6 s).
         load_what_tests_use(config.rootpath)
     # the runners of a plan have their own torch
     elsewhere = config.option.collectonly and run.devices is None

@@ -178,6 +178,7 @@ class Plugins:
         caller = self._caller(hook)
         try:
             return caller(**arguments)
+        # Also SystemExit and pytest's outcomes: a hook that skips or exits must not pass in silence.
         except BaseException as error:
             name = _culprit(error, caller)
             if name is None or _is_meant(error):
@@ -348,6 +349,7 @@ def _is_meant(error: BaseException, meant: type[DisttestError] = DisttestError) 
     if module == "_pytest.outcomes" and type(error).__name__ == "Failed":  # raised by ``pytest.fail``
         return False
     root = module.partition(".")[0]
+    # For example, a user leaves a debugger that runs inside a hook.
     return root == "click" or (root in ("_pytest", "pytest") and type(error).__name__ in _ENDINGS)
 
 

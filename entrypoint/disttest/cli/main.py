@@ -138,6 +138,7 @@ def _asked(words: Sequence[str]) -> RegistryCommand:
 
 def _tell_plugins(exit_code: int, message: str = "") -> None:
     """Tell plugins that the command failed; one that fails itself does not change the exit code."""
+    # A plugin that fails here would end the command with 1, which means that a test failed.
     with _warned():
         if message and (known := plugin_manager().call("disttest_message_id", message=message)):
             warn(f"what to do: disttest explain {known}")
@@ -172,6 +173,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         ours, rest = parted(words)
         ours = _without_plugin_words(ours)
         if not shown:
+            # Below these limits of the shell, imports and plugins fail with messages that name something
+            # else.
             check_limits()
         # Standalone, click would print its errors and exit with 2, which means interrupted here and in
         # pytest.

@@ -101,7 +101,9 @@ def choose_progress(
     if progress == "pytest" or (progress == "auto" and asks_for_terminal(words)):
         # On a terminal pytest can prompt the user. Elsewhere, and if values must be hidden, its output is relayed.
         at_terminal = sys.stdout.isatty() and not outgoing.active
+        # A reader that goes away, as in `-- -v | head`, would otherwise end pytest before a test has run.
         return ProgressMode(view=None if at_terminal else RelayView(console), console=console)
+    # pytest writes into pipes under a view: two writers on one terminal would tear the view apart.
     view = make_view(
         console,
         live=lively,

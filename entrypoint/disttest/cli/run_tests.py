@@ -115,6 +115,7 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     selection = selection.after(directory.earlier)
     request = dataclasses.replace(request, selection=selection)
     for name, file in request.attachments.items():
+        # Names of tests in these files may contain secrets, which the journal hides, too.
         (directory.path / name).write_bytes(outgoing.data(read_input(file)))
     if request.place is not None:
         result, owes_failures = request.place.run(_prepared(request, resolved, directory, signals)), True
@@ -186,6 +187,7 @@ def _run_here(
     request: RunRequest, resolved: Targets, directory: ResultsDirectory, hardware: Hardware
 ) -> tuple[RunResult, bool]:
     """Return the result, and whether failures must still be printed in full."""
+    # Inside torchrun or srun, a group of one process would wait for the other ranks of that launcher.
     hidden = plugin_manager().mapping("disttest_hidden_variables", tuple, environ=environment())
     for launcher, names in hidden.items():
         warn(f"hidden from the tests, because {launcher} set them for its own ranks: {', '.join(names)}")

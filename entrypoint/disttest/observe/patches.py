@@ -214,6 +214,7 @@ def _future_wait(original: Original) -> Original:
 def _polling(original: Original) -> Original:
     def is_done(self: Any) -> bool:
         done: bool = original(self)
+        # A test may poll instead of waiting. Without this record its call would stay pending.
         if done and not hub.is_idle():
             for call in _calls_behind(self):
                 hub.note_over(WaitKind.WORK, call)

@@ -68,6 +68,7 @@ BACKENDS = (
         shares_from=(2, 30),
         # NVLS maps multicast memory once per device. Users report failures with several ranks on one; an H200 had none.
         sharing_variables=(("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_NVLS_ENABLE", "0")),
+        # Four ranks on one H200 hung with NCCL's default number of blocks.
         blocks_variable="NCCL_MAX_CTAS",
         takes_slices=False,
         queues=True,

@@ -71,6 +71,7 @@ class LogFolder:
         """Return the end of a rank's own output, up to ``limit`` characters; empty if there is none."""
         excerpt = self.excerpt(log, head_bytes=0, tail_bytes=_READ)
         text = without_stacks(excerpt.tail or excerpt.head) if excerpt else ""
+        # The cut goes through a line, which is left out unless it is the only one.
         return text if len(text) <= limit else text[-limit:].partition("\n")[2] or text[-limit:]
 
 

@@ -84,6 +84,8 @@ class Progress:
         match event:
             case RunStarted():
                 self.root = event.root
+                # The root in the command's event is the folder of the command; only the controller knows that
+                # of pytest.
                 self.began = msgspec.structs.replace(self.began or event, root=event.root)
                 self.started_at_s = event.at_s
             case TestCollected(test=test):

@@ -153,6 +153,7 @@ def write_whole(path: Path, content: str | Callable[[BinaryIO], None]) -> Path:
             if callable(content):
                 content(file)
             else:
+                # A lone surrogate must not cost a whole report.
                 file.write(content.encode("utf-8", errors="replace"))
             file.flush()
             # A rename can reach the disk before the content does.

@@ -58,6 +58,8 @@ class Home(Frozen):
 
     def now(self) -> Path:
         """Return the directory to write to now."""
+        # After `rm -rf results; disttest run` in another shell, the path belongs to that run, and logs of
+        # both would mix.
         return Path(self.path if not self.inode or self.is_in_place() else self.refuge)
 
     def is_in_place(self) -> bool:

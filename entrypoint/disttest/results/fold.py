@@ -219,6 +219,7 @@ class Folding:
                 self.notes.append(f"{nodeid}: {message}" if nodeid else message)
             case ShardJoined(shard=shard):
                 self.shards.append(shard)
+            # The command may append a second one (`journal.record_end`), and the last one counts.
             case RunFinished():
                 self.finished = event
 
@@ -238,6 +239,7 @@ class Folding:
             asked = self.started.invocation
             # Plugins of the controller add data, for example about a selection of tests.
             invocation = msgspec.structs.replace(asked, data={**event.invocation.data, **asked.data})
+            # The controller's arguments are those that the command made for pytest.
             event = msgspec.structs.replace(event, argv=self.started.argv, invocation=invocation)
         self.started = event
 
@@ -376,5 +378,6 @@ def add_attempt(attempts: list[TestResult], result: TestResult) -> None:
     """Add the result of an attempt to those of its test."""
     # If a rank dies after its test was judged, a second result turns that attempt red.
     if attempts and attempts[-1].attempt == result.attempt:
+        # The place of the earlier result stays: a further attempt would look like a retry.
         attempts.pop()
     attempts.append(result)

@@ -43,4 +43,5 @@ def _describe(group: list[FurtherFailure]) -> Iterator[str]:
     first = group[0]
     ranks = sorted({each.rank for each in group if each.rank is not None})
     yield f"{f'{rank_names(ranks)}, ' if ranks else ''}{first.phase}: {first.message}"
+    # The last lines of a traceback have the exception and its line.
     yield from (f"  {line}" for line in first.details.splitlines()[-_MOST_LINES:])

@@ -176,6 +176,7 @@ def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fin
     if not waiting:
         return None
     # The rank that is furthest ahead shows what the others have not reached.
+    # All ranks wait in one group here: `_between_groups` has handled the other cases.
     pending = max(waiting.values(), key=lambda c: c.seq)
     here = sorted(rank for rank, c in waiting.items() if c.seq == pending.seq)
     absent = [rank for rank in ranks if _at(rank, pending) is None and (rank.hung or _has_finished(rank))]

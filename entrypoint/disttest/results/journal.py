@@ -229,6 +229,7 @@ class JournalFollower:
                 self._unreadable += 1
                 if self._unreadable > MOST_REPORTED:
                     continue
+                # The line has no time that can be read; the time of the event before it keeps the order.
                 read = Noted(at_s=self._at_s, message=f"{self._name}:{number}: skipped, {read}")
             self._at_s = read.at_s
             yield read

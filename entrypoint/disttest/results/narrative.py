@@ -45,6 +45,7 @@ def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[
     for record in result.ranks:
         text = describe_rank(record, result)
         # Ranks that differ only in the moment of their failure are alike.
+        # `rank_names` has no form for the main process among ranks.
         key = (record.rank == MAIN_RANK, _MOMENT.sub("", text))
         alike.setdefault(key, []).append((record, text))
     for told in alike.values():

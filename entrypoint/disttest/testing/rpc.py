@@ -54,6 +54,7 @@ def dist_init(
         # A leaked reference then fails the shutdown; torch's own test harness sets it, too (torch 2.9 to 2.15).
         api._ignore_rref_leak = False
         self.worker_id = self.rank
+        # Before `rpc_backend_options`, which passes these messages to the agent.
         self.setup_fault_injection(faulty_messages, messages_to_delay)
         options = self.rpc_backend_options
         if setup_rpc:

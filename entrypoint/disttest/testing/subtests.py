@@ -42,6 +42,7 @@ def run_subtests(
 
 
 def _run_one(case: Any, config: Mapping[str, Any], call: Callable[[], Any]) -> str | None:
+    # Code that was compiled for one configuration must not serve the next one.
     reset_compiler()
     try:
         with case.subTest(**config):
@@ -59,6 +60,7 @@ def _anyone(failed: bool) -> bool:
     """Return whether any rank failed; this keeps the ranks synchronised."""
     if not dist.is_initialized():
         return failed
+    # The backend of an accelerator reduces tensors of its devices only.
     device = torch.accelerator.current_accelerator() if _wants_accelerator() else torch.device("cpu")
     flag = torch.tensor([int(failed)], dtype=torch.int32, device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
