@@ -72,8 +72,7 @@ def renew_timeouts() -> None:
 def limit_of(call: Call) -> float | None:
     """Return the shortest time after which a wait for a call may give up; None if torch does not report it."""
     # Gloo gives a wait for an earlier message the limit that the group has when the wait begins.
-    # The shortest limit that the group has ever had counts: receives over gloo keep the limit with which it
-    # was made.
+    # The shortest limit that the group has ever had counts, also for calls from before a change.
     names = (each.shortest_s for each in list(_known.values()) if each.group.name == call.group.name)
     limit_s = min(_for_ever(call.timeout_s), *names, float("inf"))
     return None if math.isinf(limit_s) else limit_s

@@ -79,6 +79,7 @@ class SlotPool:
         if slot.name not in self._held:
             return
         self._held.remove(slot.name)
+        # A taken slot returns when its batch ends. Put back now, it would be handed out twice.
         if slot.name in self._known and slot.name not in self._taken:
             self._put_back(slot)
 

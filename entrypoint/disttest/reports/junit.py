@@ -214,6 +214,7 @@ class _Sum(NamedTuple):
 def _total(sums: Collection[_Sum]) -> dict[str, str]:
     # The root of the dialect has no attribute for skipped tests.
     counts = {key: str(sum(getattr(one, key) for one in sums)) for key in ("tests", "failures", "errors")}
+    # Rounded first, so that the total is the sum of the times that the suites show.
     seconds = sum(round(one.time, 3) for one in sums)
     return {"name": "disttest", **counts, "time": f"{seconds:.3f}"}
 

@@ -228,6 +228,8 @@ class Cases:
             yield from (clean(line) for line in describe_plugins(attempt))
             for rank in attempt.ranks:
                 yield from self._log_excerpt(attempt, rank)
+        # Last, and each on a line without other text: Jenkins reads attachments only there, relative to the
+        # XML file.
         yield from self._attachments(outcome)
 
     def _log_excerpt(self, attempt: TestResult, rank: RankRecord) -> Iterator[str]:

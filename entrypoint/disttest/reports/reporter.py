@@ -91,7 +91,7 @@ def tables_by_section(run: RunResult, most: int) -> list[tuple[str, list[ReportT
         most: maximum number of tables.
     """
     found = (table for _, table in plugin_manager().items("disttest_report_tables", ReportTable, run=run))
+    # Tables of one section follow each other (`ReportTable.section`), so `groupby` needs no sort.
     return [
-        # Tables of one section follow each other (`ReportTable.section`), so `groupby` needs no sort.
         (name, list(tables)) for name, tables in groupby(islice(found, most), lambda table: table.section)
     ]

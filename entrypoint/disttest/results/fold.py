@@ -378,6 +378,5 @@ def add_attempt(attempts: list[TestResult], result: TestResult) -> None:
     """Add the result of an attempt to those of its test."""
     # If a rank dies after its test was judged, a second result turns that attempt red.
     if attempts and attempts[-1].attempt == result.attempt:
-        # The place of the earlier result stays: a further attempt would look like a retry.
         attempts.pop()
     attempts.append(result)
