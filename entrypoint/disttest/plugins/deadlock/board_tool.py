@@ -26,6 +26,7 @@ _MOST_QUEUED = 4
 """Number of groups whose last call in the queue of a GPU gets a row."""
 _NO_CALL = (0, 0, 0, layout.NO_RANK, layout.NO_RANK, 0, 0)
 
+# Bound once, for they run with each collective, of which the whole board costs 3 to 4 µs.
 _pack_wait, _pack_last = layout.WAIT.pack_into, layout.LAST.pack_into
 _pack_signature, _pack_counts = layout.SIGNATURE.pack_into, layout.COUNTS.pack_into
 
@@ -90,6 +91,7 @@ class BoardTool(BoardWriter, Tool):
         # The flags are written after this line, because the slot that is cleared contains them.
         self._clear(0, layout.SLOT)
         self._memory[self._base + layout.GAP_AT] = has_gap
+        # Last: the world reads at any time, and ignores a slot without this byte.
         self._memory[self._base + layout.OBSERVED_AT] = 1
 
     def expect(self, pattern: str | None) -> None:
@@ -99,8 +101,11 @@ class BoardTool(BoardWriter, Tool):
             ValueError: the expression does not fit into the slot.
         """
         place = self._text(pattern) if pattern else 0
+        # `_text` cuts silently, and a cut expression is another expression.
         if pattern and (not place or len(pattern.encode()) > layout.LONGEST_TEXT):
             raise ValueError(f"no more than {layout.LONGEST_TEXT} bytes fit: {pattern!r}")
+        # The pattern comes before the flag. With the flag alone, an empty pattern would match every
+        # finding.
         layout.LENGTH.pack_into(self._memory, self._base + layout.EXPECTATION_AT, place)
         self._memory[self._base + layout.EXPECTED_AT] = pattern is not None
 
@@ -128,11 +133,13 @@ class BoardTool(BoardWriter, Tool):
         thread = self._threads.get(call.thread)
         if call.by_cpp:
             self._write_cpp(call, thread)
+        # A call from Python shows that the thread has left C++, so its row of a call by C++ is over.
         elif thread is not None and not thread.stack:
             self._release(call.thread, thread)
 
     def on_wait(self, wait: Wait) -> None:
         """Record that a thread begins to wait."""
+        # Asked again at each wait: what a newer torch has renamed is a gap only once a test calls it.
         if gaps():
             self._note_gap()
         if wait.ranks:
@@ -152,6 +159,7 @@ class BoardTool(BoardWriter, Tool):
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Record that a thread has stopped waiting. It may still be inside an outer wait."""
+        # A message whose wait failed may have arrived or not. `done` must never count too much.
         if wait.call is not None and wait.call.peer is not None and error is None:
             self._note_done(wait.call)
         self.end_wait(wait)
@@ -169,6 +177,7 @@ class BoardTool(BoardWriter, Tool):
 
     def on_group(self, group: Group, *, made: bool) -> None:
         """Reset the numbers of a group whose name is used again."""
+        # Both count from 1 afterwards: a group that is made under a used name, and one that is destroyed.
         del made
         place = self._groups.get(group.name)
         if place is not None:
@@ -181,6 +190,7 @@ class BoardTool(BoardWriter, Tool):
     # --- collectives
 
     def _note(self, call: Call) -> None:
+        # The header comes before all tables, so no row has position 0, which means that there is none.
         place = self._groups.get(call.group.name) or self._add_group(call.group)
         if not place:
             return
@@ -189,6 +199,8 @@ class BoardTool(BoardWriter, Tool):
         op = self._texts.get(call.op) or self._text(call.op)
         group, seq = call.behind or ("", 0)
         behind = self._groups.get(group, 0)
+        # The number comes last. In the other order, the world could read the signature of an older call
+        # under it.
         _pack_signature(self._memory, at, op, self._tensors(call), self._place(call.site), behind, root, seq)
         _pack_last(self._memory, self._base + place + layout.LAST_AT, call.seq)
 
@@ -196,9 +208,11 @@ class BoardTool(BoardWriter, Tool):
         if not self._free_groups:
             self._note_gap()
             return 0
+        # Asked with each group, since a test may destroy the default group and make another one.
         self._write_rank()
         place = self._groups[group.name] = self._free_groups.pop(0)
         name, ranks = self._text(group.name), self._text(layout.write_ranks(group.ranks))
+        # Without its name or members, the group would count as another one than that of the other ranks.
         if not (name and ranks):
             self._note_gap()
         description = self._text(group.description)
@@ -296,6 +310,7 @@ class BoardTool(BoardWriter, Tool):
         limit_s = wait.timeout_s if wait.timeout_s is not None or call is None else call.timeout_s
         # The time limit of a handle runs since its call, whose time is no longer known.
         from_s = self._began_s if call is not None and call.is_async else now_s
+        # A wait that another process may end looks as if its limit had passed, so no proof can rest on it.
         until_s = now_s if wait.is_public else from_s + (_FOR_EVER if limit_s is None else limit_s)
         facts = self._making_facts(wait) if call is None else self._facts(call)
         where, kind = self._place(wait.site), _KIND[wait.kind]
@@ -365,7 +380,9 @@ class BoardTool(BoardWriter, Tool):
         return place
 
     def _tensors(self, call: Call) -> int:
+        # A receive has no inputs.
         tensors = call.outputs if call.is_p2p and not call.inputs else call.inputs
+        # By form, not by tensor: a loop passes new tensors in each step, and their text is made once.
         key = tuple(map(_form, tensors))
         place = self._texts.get(key)
         if place is None:
@@ -379,6 +396,7 @@ class BoardTool(BoardWriter, Tool):
         if place is None:
             data = text.encode("utf-8", "replace")[: layout.LONGEST_TEXT]
             after = self._end + layout.LENGTH.size + len(data)
+            # A text without space is remembered as 0, so that a full slot costs one attempt for each text.
             place = self._texts[text] = self._end if data and after <= end else 0
             if place:
                 at = self._base + place

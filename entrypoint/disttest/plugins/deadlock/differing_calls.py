@@ -69,6 +69,7 @@ def find_odd_rank(ranks: Mapping[int, Snapshot], aborted: int) -> int | None:
         by_call: dict[tuple[str, str], list[int]] = {}
         for rank, call in called.items():
             by_call.setdefault((call.op, call.tensors), []).append(rank)
+        # Of two ranks each is alone, so neither is the odd one.
         alone = [ranks_[0] for ranks_ in by_call.values() if len(ranks_) == 1]
         return alone[0] if len(by_call) == 2 and len(alone) == 1 else None
     return None
@@ -97,6 +98,7 @@ def _sizes(tensors: str) -> list[int]:
 
 
 def _size(dtype: str, shape: str) -> int:
+    # float32, complex64, float8_e4m3fn: the first number is the size. bool has none, and takes a byte.
     bits = re.search(r"\d+", dtype)
     numel = math.prod(int(length) for length in shape.split(",") if length.strip())
     return numel * (int(bits[0]) if bits else 8)

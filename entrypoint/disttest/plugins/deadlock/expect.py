@@ -32,6 +32,7 @@ def expect_deadlock(match: str = "") -> Iterator[None]:
         ValueError: the expression is not valid, or is too long.
     """
     try:
+        # Compiled here, so that a wrong expression fails at its own line. The world only ignores it.
         re.compile(match)
     except re.error as error:
         raise ValueError(f"match={match!r} is not a valid regular expression: {error}") from None
@@ -41,5 +42,6 @@ def expect_deadlock(match: str = "") -> Iterator[None]:
     try:
         yield
     finally:
+        # Also after an exception: otherwise a deadlock in the tear-down would count as expected.
         _expect(None)
     raise AssertionError("no deadlock: this rank has left the block of expect_deadlock")

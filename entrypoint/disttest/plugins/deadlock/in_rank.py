@@ -62,6 +62,7 @@ class LatePeers(Tool):
 
     def wait(self) -> None:
         """Wait until no rank is late, within a limit, because a rank may have died meanwhile."""
+        # A peer that has died while it connected stays on the board as if it connected still.
         deadline = monotonic() + LATE_PEER_S
         while self._is_peer_late() and monotonic() < deadline:
             sleep(LATE_PEER_POLL_S)
@@ -69,6 +70,7 @@ class LatePeers(Tool):
     def _is_peer_late(self) -> bool:
         if not self._made:
             return False
+        # A number above its own belongs to a group that this rank has not made yet, and so cannot destroy.
         return any(
             n <= self._made[ranks] for slot in self._peers() for ranks, n in groups_in_the_making(slot)
         )
@@ -165,6 +167,9 @@ class _FailedWaits(Tool):
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Record a failed wait."""
         if error is not None and wait.call is not None:
+            # The rank reads the boards, not the world. In an attempt the world read them when the report
+            # arrived: on two busy processors the rank had already destroyed its group, and one of three
+            # runs of monitored_barrier named no rank.
             ranks = {rank: read_slot(slot) for rank, slot in self._slots().items()}
             self.awaited = find_awaited(ranks, self._rank, wait.call)
 
@@ -181,6 +186,7 @@ def find_awaited(ranks: Mapping[int, Snapshot], waiter: int, call: Call) -> tupl
     Returns:
         Ranks of the world; none if a board is incomplete.
     """
+    # An incomplete board may lack the very call, and its rank would be accused for nothing.
     if any(snapshot.has_gap or snapshot.rank not in (-1, rank) for rank, snapshot in ranks.items()):
         return ()
     group = GroupKey(name=call.group.name, ranks=call.group.ranks)

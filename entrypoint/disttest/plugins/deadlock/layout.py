@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from disttest.model import consecutive
 
+# The tables end at byte 5,552; the rest holds texts. Rows refer to texts by 16 bits, so a slot must stay
+# below 64 KiB.
 SLOT = 13568
 """Bytes per rank."""
 
@@ -24,6 +26,7 @@ EXPECTED_AT = 2
 EXPECTATION_AT = 4
 """Position of the text that such a deadlock must match."""
 RANK_AT = 8
+# Counted from 1, so that a slot of zeros is a valid slot of a rank without a group.
 RANK = struct.Struct("<i")
 """Its rank in the default group, counted from 1; 0 before it has one."""
 
@@ -46,6 +49,7 @@ class Table(NamedTuple):
         return range(self.start, self.end, self.size)
 
 
+# Not -1: torch uses that for "any source".
 NO_RANK = -2
 """Stands in for a missing root or peer."""
 
@@ -56,6 +60,7 @@ WAITS = Table(16, WAIT.size, 16)
 GROUP = struct.Struct("<HHHxxI")
 """Name, description, ranks, number of the last collective; the signatures of the last ones follow."""
 LAST = struct.Struct("<I")
+# The positions of single fields: most calls change only these bytes of a row.
 LAST_AT = struct.calcsize("<HHHxx")
 SIGNATURE = struct.Struct("<HHHHiI")
 """Operation, tensors, place, group of the call before it in the queue, root, number of that call."""
@@ -115,6 +120,7 @@ def write_ranks(ranks: tuple[int, ...]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in consecutive(ranks))
 
 
+# A broken rank may write "0-99999999999", which must not fill the memory of its world.
 _MOST_RANKS = 100_000
 
 

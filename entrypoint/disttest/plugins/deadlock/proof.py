@@ -70,6 +70,7 @@ def find_deadlock(situation: Situation) -> Deadlock | None:
     all_ranks = {**situation.over, **situation.ranks}
     if not situation.ranks or not all(snapshot.is_observed for snapshot in situation.ranks.values()):
         return None
+    # Ranks that have finished count as well: what they have called decides whether the others can go on.
     if any(snapshot.has_gap for snapshot in all_ranks.values()) or not _are_themselves(all_ranks):
         return None
     found: list[Open] = []
@@ -104,6 +105,8 @@ def open_waits(rank: int, all_ranks: Mapping[int, Snapshot], situation: Situatio
 
 def _gives_up(wait: Waiting, situation: Situation) -> bool:
     """Return whether a wait may time out before the test does."""
+    # torch's default limits do not count. Otherwise nothing would be proven with a `--timeout` above them,
+    # or with none.
     in_store = wait.kind in (WaitKind.STORE, WaitKind.GROUP)
     limit_s = TORCH_STORE_LIMIT_S if in_store else TORCH_GROUP_LIMIT_S
     # A wait that may time out before the test ends lets its rank go on, so it proves nothing.
@@ -128,6 +131,7 @@ def _open_making(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) ->
         members = read_ranks(wait.keys)
     except ValueError:  # cut, or written by a broken rank
         return None
+    # A process outside of the world has no slot, and may come at any time.
     if any(member not in all_ranks for member in members):
         return None
     missing = tuple(m for m in members if not any(_is_same(wait, other) for other in all_ranks[m].waits))
@@ -167,6 +171,7 @@ def _open_collective(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]
     # Groups issue their calls in order, so a count below this number means that the call has not been made.
     missing = tuple(m for m in members if issued(all_ranks[m], wait.group) < wait.seq)
     for member in members:
+        # None: the member has not made the call, or so many later ones that the board has lost it.
         theirs = called(all_ranks[member], wait.group, wait.seq)
         if theirs is None:
             continue
@@ -197,6 +202,7 @@ def _open_uneven(rank: int, member: int, wait: Waiting, all_ranks: Mapping[int, 
     """
     assert wait.group is not None
     state, others = (all_ranks[each].groups.get(wait.group) for each in (rank, member))
+    # The usual case is one comparison. 256 ranks make 32,640 pairs.
     if state is None or others is None or state.calls == others.calls:
         return None
     in_queue = wait.kind is WaitKind.DEVICE
@@ -282,6 +288,7 @@ def _counts(wait: Waiting, rank: int, member: int) -> bool:
 def _open_p2p(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) -> Open | None:
     assert wait.group is not None
     if wait.kind is WaitKind.DEVICE and wait.direction is Direction.SEND:
+        # NCCL completes a send without its receive while it has buffers.
         return None  # there may be buffer space for its data
     peers = [m for m in wait.group.ranks if m != rank] if wait.peer == ANY_SOURCE else [wait.peer]
     if any(peer not in all_ranks for peer in peers):
@@ -305,6 +312,7 @@ def _counted(snapshot: Snapshot, wait: Waiting, direction: Direction, peer: int)
 
 def _received(receiver: Snapshot, wait: Waiting, sender: int) -> int:
     """Return the number of receives that may have accepted data of this rank, including those from any rank."""
+    # A receive from any rank may have met another sender. Counting it can only prevent a proof.
     peers = (sender, ANY_SOURCE)
     return sum(_counted(receiver, wait, Direction.RECEIVE, peer).issued for peer in peers)
 
@@ -313,6 +321,7 @@ def _sent_to_any(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) ->
     """Return the number of sends that a receive from any rank may have accepted: all without another known receive."""
     others = _others(rank, all_ranks)
     sent = sum(_counted(all_ranks[other], wait, Direction.SEND, rank).issued for other in others)
+    # `done` is a lower bound, so the difference is an upper bound, which can only prevent a proof.
     taken = sum(_counted(all_ranks[rank], wait, Direction.RECEIVE, other).done for other in others)
     return sent - taken
 
@@ -331,6 +340,7 @@ def _proof(found: Sequence[Open], situation: Situation) -> Deadlock:
 
 def _kind(found: Sequence[Open], over: Mapping[int, Snapshot]) -> DeadlockKind:
     """Return the kind of the deadlock: a fault takes precedence over its consequences."""
+    # A mismatch or another root makes ranks wait in later calls too, which must not be named as the reason.
     kinds = {each.kind for each in found}
     for kind in (DeadlockKind.MISMATCH, DeadlockKind.ROOTS):
         if kind in kinds:
@@ -350,6 +360,7 @@ def _edge(each: Open, situation: Situation) -> Edge:
     wait = each.wait
     state = situation.ranks[each.rank].groups.get(wait.group) if wait.group else None
     group = wait_words.group_name(wait.group, state) if wait.group else ""
+    # The time is the rank's own word; a broken rank may have written any number.
     in_test = situation.began_s <= wait.since_s <= situation.now_s
     since_s = wait.since_s if in_test else situation.now_s
     return Edge(

@@ -123,6 +123,7 @@ def move_proof(event: dict[str, Any]) -> None:
             record["ended_for"] = NAME
 
 
+# Stored journals of version 0.1 contain these words.
 _ENDED = ("waited in a deadlock, ended", "was in the deadlock that the test expects")
 """Messages of ranks that were ended in a deadlock."""
 

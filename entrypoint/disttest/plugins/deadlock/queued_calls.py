@@ -41,6 +41,8 @@ def never_begin(last: QueuedCall, all_ranks: Mapping[int, Snapshot]) -> frozense
         if call not in needed:
             needed[call] = _before(call, all_ranks)
             found += needed[call]
+    # A part begins when all parts before it have begun. Parts that wait for themselves through others never
+    # enter the set.
     begun: set[QueuedCall] = set()
     while more := {call for call, before in needed.items() if call not in begun and begun.issuperset(before)}:
         begun |= more
@@ -76,6 +78,7 @@ def parts_of(call: QueuedCall, all_ranks: Mapping[int, Snapshot]) -> list[Queued
     """Return the parts that must begin so that a call can complete on its rank."""
     signature = called(all_ranks[call.rank], call.group, call.seq)
     members = call.group.ranks
+    # Each of these is a doubt, and no parts mean that nothing holds the call up.
     if signature is None or signature.op in _UNEVEN or not all_ranks.keys() >= {call.rank, *members}:
         return []
     return [

@@ -36,6 +36,8 @@ from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.evidence import EvidenceSource, collect_stacks
 from disttest.runtime.world.rank_watch import RankWatch
 
+# faulthandler writes "Current thread 0x00007f2ab8c8d740 (most recent call first):", and below it lines like
+# '  File "/t.py", line 5 in wait'. An empty line separates threads.
 _HEADER = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "([^"]+)", line \d+ in (\S+)', re.MULTILINE)
 _IN_WAITS = re.compile(r"/(torch|disttest/observe)/")
@@ -77,6 +79,7 @@ class DumpedThread(NamedTuple):
     @property
     def answers(self) -> bool:
         """Whether it only answers questions."""
+        # No path ends with a line break, so functions that are not in the table match nothing.
         return any(file.endswith(_ANSWERS.get(function, "\n")) for file, function in self.frames)
 
 
@@ -111,12 +114,14 @@ def _is_confirmed(thread: DumpedThread, waits: Mapping[int, bool]) -> bool:
     file, function = thread.innermost
     if waits[thread.ident] and "/disttest/observe/" not in file:
         return function in ENTRIES and "/torch/" in file
+    # The thread is in a Python function of torch or of the observing layer, as its wait on the board says.
     return _IN_WAITS.search(file) is not None
 
 
 def confirm_rest(stacks: str) -> bool:
     """Return whether a rank that has finished the test only waits for the next one."""
     threads = read_threads(stacks)
+    # No thread at all: the rank did not write its stacks in time.
     return bool(threads) and all(thread.answers or _AT_REST.search(thread.innermost[0]) for thread in threads)
 
 
@@ -159,6 +164,7 @@ class DeadlockWatch(RankWatch):
     def __init__(
         self, board: WaitBoard, sources: Callable[[], Mapping[int, EvidenceSource]], *, ends: bool
     ) -> None:
+        # Sent to the ranks, which open the board by this path.
         self.for_ranks = str(board.path)
         self._board = board
         self._sources = sources
@@ -182,6 +188,8 @@ class DeadlockWatch(RankWatch):
         if now_s < self._next_s:
             return None
         self._next_s = now_s + TICK_S
+        # After a failure the other ranks wait in vain for the failed one. That is a consequence, and the
+        # failure is the finding.
         if attempt.failed_s is not None or not attempt.living():
             return None
         if self._is_still(attempt) and now_s >= self._ask_after_s:
@@ -207,6 +215,7 @@ class DeadlockWatch(RankWatch):
     def _is_still(self, attempt: Attempt) -> bool:
         """Return whether nothing has changed for several observations."""
         slots = [self._slot(attempt, progress) for progress in attempt.ranks]
+        # Bytes are compared, not their content: this happens five times a second in every world.
         if slots != self._slots:
             self._slots, self._pause_s, self._ask_after_s = slots, FIRST_PAUSE_S, 0.0
             self._ticks.clear()
@@ -214,10 +223,12 @@ class DeadlockWatch(RankWatch):
             return False
         on_gpu = self._ranks_on_gpu(attempt)
         try:
+            # CUDA polls by default, so a rank that waits for its GPU uses a whole processor.
             self._ticks.append({p.rank: cpu_ticks(p.pid) for p in attempt.living() if p.rank not in on_gpu})
         except ProcessLookupError:  # its end will be noticed next
             return False
         first, last = self._ticks[0], self._ticks[-1]
+        # A rank has ended meanwhile, so the sums of fewer ranks cannot be compared.
         if first.keys() != last.keys():
             self._ticks.clear()
             return False
@@ -238,11 +249,14 @@ class DeadlockWatch(RankWatch):
 
     def _judge(self, attempt: Attempt, now_s: float) -> HangCause | None:
         situation = self._situation(attempt, now_s)
+        # The cheapest question comes first: the board, then /proc, then the stacks, for which all ranks are
+        # interrupted.
         deadlock = find_deadlock(situation)
         if deadlock is None or not self._are_alone(attempt, situation):
             return None
         if not self._is_confirmed(attempt, situation):
             self._ask_after_s = now_s + self._pause_s
+            # An attempt interrupts every rank. Without the pause a rank that never confirms is asked at each look.
             self._pause_s *= 2
             return None
         expected = is_expected(deadlock, situation.ranks)
@@ -273,6 +287,7 @@ class DeadlockWatch(RankWatch):
         on_gpu = self._ranks_on_gpu(attempt)
         if not come_to_rest([each.pid for each in present if each.rank not in on_gpu]):
             return False
+        # A child of a test may set the awaited key, or be the awaited process of a group.
         ours = {progress.pid for progress in attempt.ranks}
         return not any(is_alive(pid) for pid in descendants() - ours)
 
@@ -282,6 +297,7 @@ class DeadlockWatch(RankWatch):
         sources = self._sources()
         texts = collect_stacks([sources[progress.rank] for progress in present], limit_s=STACKS_S)
         stacks = {progress.rank: text for progress, text in zip(present, texts, strict=True)}
+        # A rank that has moved meanwhile makes stacks and board pictures of different moments.
         if any(self._slot(attempt, p) != slot for p, slot in zip(attempt.ranks, self._slots, strict=True)):
             return False
         return all(
@@ -332,6 +348,7 @@ def is_expected(deadlock: Deadlock, ranks: Mapping[int, Snapshot]) -> bool:
     message = cause_of(deadlock).message
     try:
         return all(each.expects and re.search(each.expectation, message) for each in ranks.values())
+    # `expect_deadlock` has compiled the pattern in the test itself.
     except re.error:  # written by a broken rank
         return False
 
@@ -342,6 +359,7 @@ def cpu_ticks(pid: int) -> int:
     Raises:
         ProcessLookupError: the process has ended.
     """
+    # utime and stime, fields 14 and 15 in proc(5); stat_of begins with field 3.
     return sum(map(int, stat_of(pid)[11:13]))
 
 
@@ -349,7 +367,9 @@ def is_at_rest(pid: int) -> bool:
     """Return whether all threads of a process are waiting."""
     try:
         threads = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
+        # One file for each thread: "4711 (pt_gloo_runloop) S 1 …". The name may contain brackets itself.
         states = {path.read_text().rpartition(")")[2].split()[0] for path in threads}
     except OSError:
         return False
+    # R runs. D waits for a disk or a driver, which answers without any other rank.
     return states <= {"S", "I"}
