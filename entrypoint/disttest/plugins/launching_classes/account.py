@@ -67,9 +67,12 @@ def thread_records(
             the threads that wait for it by a SystemExit with a text.
         log: log of the process that they share.
     """
+    # torch ends a waiting thread by `sys.exit("Test termination event occurs.")`; the first entry cannot be
+    # one.
     wakes = any(_wakes(error) for _, error in raised[1:])
     by_rank: dict[int, tuple[int, BaseException]] = {}
     for order, (rank, error) in enumerate(raised):
+        # A thread that does not end in time has a second entry, from `_join_threads`.
         by_rank.setdefault(rank, (order, error))
     return tuple(_thread_record(rank, by_rank.get(rank), log, wakes=wakes) for rank in range(size))
 
@@ -150,6 +153,8 @@ class Account:
         """Report the recorded exception as the test's failure."""
         error = self._raised
         assert error is not None
+        # A first report without any code of the test. Rendering calls its `__repr__` methods, which may
+        # wait for other ranks: then the test ended as a deadlock, and its exception appeared nowhere.
         if self.post_mortem is None:
             raised = describe_raised(error)
             self._send(
@@ -173,6 +178,7 @@ class Account:
 
     def report_end(self, code: int, skips: Mapping[int, str]) -> None:
         """Report the end of the test before the rank exits with this code."""
+        # torch sends the traceback through the pipe first, and exits with code 10 afterwards.
         if self._reported:
             return
         if code == 0:
@@ -221,6 +227,7 @@ class Account:
                 ended_at_s=now_s if at_s is None else at_s,
                 message=clean_text(message)[:2000],
                 details=shorten(clean_text(details)),
+                # With the first report: the boards show the missing calls only until groups are destroyed.
                 because_of=awaited_ranks() if unrendered and is_consequence(message) else (),
                 unrendered=unrendered,
                 stop=stop,
@@ -237,6 +244,8 @@ class ChannelPipe:
 
     def __init__(self, account: Account) -> None:
         self._account = account
+        # torch's listener thread passes the pipe to `multiprocessing.connection.wait`, which needs a
+        # descriptor.
         self._ours, self._theirs = socket.socketpair()
         self.closed = False
 
@@ -283,6 +292,7 @@ def run_to_exit_code(
         return _as_code(request.code)
     except BaseException as error:  # noqa: BLE001  # last frame of the rank
         account.note(error)
+        # Into the log of the rank, as multiprocessing does.
         traceback.print_exc()
         return 1
     return 0
@@ -292,6 +302,7 @@ def _as_code(value: object) -> int:
     if value is None:
         return 0
     if isinstance(value, int):
+        # The kernel keeps eight bits of an exit code: `sys.exit(256)` is 0 for the parent.
         return value & 0xFF
     print(value, file=sys.stderr)  # noqa: T201  # as Python does at exit
     return 1

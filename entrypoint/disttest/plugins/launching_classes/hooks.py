@@ -89,6 +89,7 @@ def _find_siblings(path: Path) -> None:
     """Put the folder of a script first on the path, as ``python FILE`` does."""
     # It stays there, because tests import late.
     folder = str(path.parent)
+    # Only scripts import modules next to them: with other files a folder on the path could hide packages.
     if folder not in sys.path and b"__main__" in path.read_bytes():
         sys.path.insert(0, folder)
 

@@ -30,6 +30,7 @@ class ModuleWatch:
             (name, value, value.copy())
             for owner, names in zip(self._owners, self._names, strict=True)
             for name, value in ((f"{_label(owner)}.{name}", value) for name, value in names.items())
+            # Exact types: a subclass may do anything when it is copied.
             if type(value) in (dict, list, set)
         ]
 
@@ -90,6 +91,7 @@ def _same(now: Any, then: Any) -> bool:
 
 
 def _own_modules() -> Iterator[Any]:
+    # A copy, because an attribute of a lazy module may import others.
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and name.partition(".")[0] not in _PACKAGES and not _is_library(file):
@@ -106,6 +108,7 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(f"{Path(path)}/" for path in {*paths, *site.getsitepackages(), site.getusersitepackages()})
 
 
+# A fork has only the thread that forked, no children, and no interval timers (fork(2)).
 _NOT_INHERITED = frozenset({"child process", "thread", "timer"})
 
 
@@ -125,6 +128,7 @@ class Inheritance:
         for kind in (now.keys() | self._facts.keys()) - {ENVIRONMENT}:
             if not is_same(now.get(kind), self._facts.get(kind)):
                 return kind
+        # Living ranks lack the module, and would import it in a state that new ranks do not have.
         new = sys.modules.keys() - self._loaded
         return f"import of {min(new)}" if new else self._modules.changed()
 

@@ -40,6 +40,8 @@ def host_launching_classes(classes: Iterable[type], host: ForkHost) -> None:
         if launches_ranks(cls)
         for name in launchers(cls)
     }
+    # Subclasses share one definition. A set replaces it once; twice would start each rank by a wrapper of a
+    # wrapper.
     for name, base in found:
         setattr(base, name, _hosted(vars(base)[name], host))
 
@@ -59,6 +61,7 @@ def _hosted(launch_by_itself: Callable[..., None], host: ForkHost) -> Callable[.
             return
         self.non_daemonic_procs = False  # a rank then returns the reason of a skip and needs no queue
         arguments = (num_procs, str(find_free_port()), *more)
+        # DeepSpeed's switch for a pool of processes that keeps its process group between tests.
         run = _run_in_kept if getattr(self, "reuse_dist_env", False) else _run_in_new
         try:
             run(self, arguments, host)
@@ -89,6 +92,7 @@ def _run_in_kept(case: Any, arguments: tuple[Any, ...], host: ForkHost) -> None:
     size = arguments[0]
     rank = _KeptRank()
     host.keep((_KeptRank, size), size, rank.prepare, rank.run)
+    # A file, because orders are JSON and carry texts only.
     with tempfile.NamedTemporaryFile() as file:
         pickle.dump((case, arguments), file)
         file.flush()
@@ -131,12 +135,14 @@ def serve_main(
     # One thread: a pool of compute threads in this process would make forking unsafe.
     channel = set_up_child(msgspec.structs.replace(spec, threads=1), channel, session.config)
     adopt_orphans()
+    # In the main process, because its ranks inherit what `setUp` finds and sets.
     os.environ.update(spec.machine_environment())  # noqa: TID251
     host = ForkHost(spec, channel, session.config, {**SKIP_MESSAGES, **torch_skips()})
     provide_host(host)
     host_torch_bases(host)
     host_launching_classes((cls for item in items.values() if (cls := getattr(item, "cls", None))), host)
     serve_orders(spec, channel, session, lambda order: _run(host, channel, order, session, items))
+    # Kept ranks leave in order, before the end of this process would kill them.
     host.release(None)
     save()
     leave(0)

@@ -187,7 +187,9 @@ class ForkHost:
         again = is_reused and self._reused.must_be_run_again(attempt, is_good=self._are_good(records))
         outdated = self._reused.outdated if is_reused else ""
         by_torch = self._by_torch(records, rule)
+        # Sent also if the test runs again, so that the run shows why it did.
         self._send_records(attempt, records, by_torch, superseded=again, outdated=outdated)
+        # After the report: an exception in the stop must not lose the verdict.
         over = self._reused.finish_test(attempt) if is_reused else team
         if over is not None:
             over.stop(limit_s=0.0)
@@ -217,6 +219,8 @@ class ForkHost:
         try:
             join()
         finally:
+            # In `finally`, because the class raises its own verdict, and the world needs the records in any
+            # case.
             after_s, texts = monotonic() - began_s, tracebacks()
             found = [
                 foreign_record(rank, process.exitcode, after_s, texts.get(process.pid, ""))
@@ -294,8 +298,12 @@ class ForkHost:
         records = self._watch(team, attempt)
         by_torch = kept_outcome(records) if self._is_torchs else None
         self._send_records(attempt, records, by_torch)
+        # By all records, not by torch's rule: there a skip of rank 0 hides a failure of rank 1, whose state
+        # is unknown.
         if any(record.outcome is None or record.outcome.is_bad for record in records):
             team.broken = True
+            # Immediately: the others may wait in a collective for the rank that has failed, and would not
+            # leave.
             self.release(None, limit_s=0.0)
         self._raise_outcome(records, by_torch)
 
@@ -337,6 +345,8 @@ class ForkHost:
 
     def _note_launch(self, team: Team, size: int) -> None:
         """Mark a further launch of the same test in the logs, which its ranks continue."""
+        # Classes of DeepSpeed's kind launch again for each size of a list, and a `setUp` may launch for a
+        # fixture.
         self._launches += 1
         if self._launches == 1:
             return
@@ -347,6 +357,7 @@ class ForkHost:
             logs.log(self._log(rank)).append(begins)
 
     def _limit_s(self) -> float:
+        # One limit for all launches of a test, its `setUp` included.
         return max(0.0, self._running().limit_s - (monotonic() - self._began_s))
 
     def _fork(self, team: Team, rank: int, main: RankMain) -> None:
@@ -368,6 +379,7 @@ class ForkHost:
             ],
         )
         attempt.rule, attempt.skips, attempt.main = rule, self._skips, self._phase
+        # A test that expects a rank to abort often checks what the others notice of it.
         attempt.waits_for_peers = self.by_torchs_rules or rule.any_code or rule.expected != 0
         return attempt
 

@@ -43,24 +43,31 @@ class RankStarter:
     def fork(self, team: Team, rank: int, log_name: str, main: RankMain) -> None:
         """Fork a rank of the team."""
         ours, theirs = Channel.pair()
+        # A rank that held another rank's channel would keep it open after that one's death, which would go
+        # unnoticed.
         foreign = [ours, self._channel, *(handle.channel for handle in team.supervisor.handles)]
         self._starts += 1
         stacks = self._spec.scratch / f"rank{rank}-{self._starts}.stacks"
         questions = stacks.with_suffix(".ask")
+        # Asked before the fork: the rank compares it with its parent to see whether that has ended already.
         spec, config, parent = self._spec, self._config, os.getpid()
+        # Opened here, because logs of masked runs are memory that this process holds.
         log = team.supervisor.logs.open(log_name)
         held = team.held
         held_at = held.path if held else None
 
         def be_rank() -> None:
+            # First: the main process may be killed during any of the following steps.
             die_with_parent(parent)
             for channel in foreign:
                 channel.close()
+            # Tests close and replace low descriptors, and a fork of a rank must not report for it.
             mine = with_high_descriptor(theirs)
             close_in_forks(mine)
             set_up_child(config, log, stacks, spec.threads, team.captured)
             flight.answer_questions(questions, rank)
             hold = PhaseCell(held_at, rank).hold if held_at else None
+            # Before the test can reach `breakpoint()`, which plugins replace here.
             post_mortem = plugin_manager().call(
                 "disttest_started_rank", rank=rank, spec=spec, config=config, hold=hold
             )
@@ -69,12 +76,17 @@ class RankStarter:
             own_account = account_for(mine, post_mortem)
             mine.send(RankReady())
             done = main(rank, mine, own_account, stacks)
+            # Before the last message, while peers may still connect to this rank: after it the supervisor
+            # expects the end.
             leave_waits()
+            # `leave` ends with os._exit, so exit handlers do not save anything.
             plugin_manager().call("disttest_process_saves")
             mine.send(done)
             leave(done.exit_code or 0)
 
+        # `os.killpg(0, …)` in a test then reaches this rank and its children only.
         child = fork_child(be_rank, new_group=True)
+        # Otherwise the end of the rank would not close its channel.
         theirs.close()
         team.ranks.append(Rank(rank, child))
         handle = RankProcessHandle(

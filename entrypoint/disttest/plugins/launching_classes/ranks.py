@@ -41,6 +41,7 @@ def set_up_child(
     config: pytest.Config, log: Path, stacks: Path, threads: int, captured: Iterable[logging.Logger]
 ) -> None:
     """Prepare a freshly forked rank; ``captured`` are the loggers that pytest listened to when it was forked."""
+    # torch's `tearDown` ends ranks by SIGTERM, for which the main process may have got a handler from a test.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     provide_host(None)
     use_cuda_freely()
@@ -48,6 +49,7 @@ def set_up_child(
     register_stacks(stacks)
     forget_log_capture(captured)
     renew_libraries(threads)
+    # Forks have equal generators. A rank that its class starts is a new interpreter, whose numbers differ.
     state_snapshot.reseed(int.from_bytes(os.urandom(4), "little"))
 
 
@@ -76,6 +78,7 @@ def serve_tests(
     skips: dict[int, str],
 ) -> TestDone:
     """Run one test after another until the main process ends the rank. A failed preparation fails every test."""
+    # As in torch's worker: a skip or an error of the preparation is the outcome of each test.
     unprepared = _attempt_to(lambda: prepare(rank))
     while (order := next_order(channel)) is not None:
         point_output_at(order.log)
@@ -132,6 +135,7 @@ def serve_requests(
             code = _run(lambda: run(order, pipe), mine, state)  # noqa: B023  # called immediately
         mine.report_end(code, skips)
         pipe.close()
+        # After a failure the state of the process is unknown, so the rank leaves as a new one does.
         if code not in (0, *skips):
             return TestDone(exit_code=code)
         if left := state.left(skipped=code in skips):
@@ -166,10 +170,12 @@ class _State:
 
     def left(self, *, skipped: bool) -> tuple[str, ...]:
         """Describe state that a test has left, after restoring what can be restored."""
+        # A test that skips leaves its group to the end of the process, which a rank that stays does not reach.
         if skipped:
             _destroy_groups()
         if left := (*self.threads, *_group(), *self._modules_changed(), *watchdog.stop_leftover()):
             return left
+        # After the checks for threads and groups: nothing is worth restoring in a rank that leaves anyway.
         cleanup = state_snapshot.restore_state(
             self._facts, self._facts, pristine=self._facts, shared_fixtures=False
         )
@@ -192,6 +198,7 @@ def _run(body: Callable[[], object], account: Account, state: _State) -> int:
         others = (each for each in threading.enumerate() if each is not threading.main_thread())
         # Dummy threads belong to C++; `threading` has no public name for their class (Python 3.11 to 3.13).
         of_python = [each for each in others if not isinstance(each, threading._DummyThread)]  # noqa: SLF001
+        # `threading._shutdown` prevents further threads of some kinds, so the rank is not used again.
         if of_python:
             state.threads = tuple(f"thread {each.name}" for each in of_python)
             threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001

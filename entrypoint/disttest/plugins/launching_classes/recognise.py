@@ -27,6 +27,7 @@ _NAME = "torch.testing._internal.common_distributed"
 
 def torch_module() -> types.ModuleType | None:
     """Return torch's module of test bases if it is imported. It is never imported here."""
+    # A class with such a base has imported it, and other runs need not pay for the import.
     return sys.modules.get(_NAME)
 
 
@@ -173,7 +174,9 @@ def _new_ranks_because(
         return None
     reasons = {
         "marked fresh_world": closest_mark(item, "fresh_world") is not None,
+        # Repetitions look for rare failures, which reuse may hide or cause.
         "each repetition is a separate attempt": options.repeat > 1,
+        # The second run in new ranks would hide that a test is red now and then.
         "--flaky=fail": options.flaky is FlakyRule.FAIL,
         "ranks are debugged": options.is_debugged,
         by_plugin: bool(by_plugin),
@@ -262,6 +265,7 @@ def _bases(module: Any, *names: str) -> tuple[type, ...]:
 def _world_size(cls: Any, name: str) -> Any:
     """Return the instance's ``world_size``; None if it is unknown before ``setUp``."""
     try:
+        # Many classes compute it from the number of devices, in a property or in `__init__`.
         return cls(name).world_size
     except Exception:  # noqa: BLE001  # a class may raise anything; its own run reports the reason
         method = getattr(cls, name, None)

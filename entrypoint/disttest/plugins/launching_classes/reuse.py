@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+# This and the lists below refuse too much rather than too little: a wrong refusal only costs new ranks.
 _ITS_OWN_WAY = frozenset(
     {
         *("_run", "run_test", "run", "__call__", "debug", "__init__", "__new__", "_current_test_name"),
@@ -70,6 +71,7 @@ def why_new_ranks(cls: type, base: type) -> str:
         known = _OF_TORCH.get(each.__qualname__) if each.__module__ == _SUITE else None
         if known is None and each.__module__.startswith("torch.") and each.__module__ != base.__module__:
             return f"{each.__name__} is a base of torch's that may keep more in a process"
+        # By the names in their bytecode: to call a `setUp` would start ranks.
         for name, value in vars(each).items():
             if why := _objection(each, name, value, cls, known or {}):
                 return why
@@ -103,6 +105,7 @@ def _names(value: Any) -> Iterator[str]:
         while codes:
             code = codes.pop()
             yield from code.co_names
+            # Inner functions and lambdas are constants of the code around them.
             codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
 
 
@@ -114,4 +117,5 @@ def _functions(value: Any) -> Iterator[types.FunctionType]:
     while value is not None:
         if isinstance(value, types.FunctionType):
             yield value
+        # Decorators such as torch's skips hide the method behind a wrapper.
         value = vars(value).get("__wrapped__") if hasattr(value, "__dict__") else None

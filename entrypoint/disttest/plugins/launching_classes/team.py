@@ -125,6 +125,7 @@ class Team:
         handles = self.supervisor.handles
         for handle in handles:
             handle.channel.send(Leave())
+        # All leave at the same time, since they may destroy a group together.
         wait_all((handle.child for handle in handles), limit_s)
         end_all([handle.child for handle in handles], term_grace_s=RANK_TERM_S)
         for rank in self.ranks:
@@ -132,6 +133,7 @@ class Team:
         self.supervisor.close()
         if self.held is not None:
             self.held.close()
+        # Orphans of ranks become children of the main process, which adopts them.
         if forked_children() - self.before:
             kill_descendants(spare=self.before)
 
@@ -140,6 +142,7 @@ def foreign_record(rank: int, code: int | None, after_s: float, traceback: str =
     """Return the record of a rank started by its class, from its exit code (None: running) and its traceback."""
     if code is None:
         return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", hung=True, message="did not end")
+    # multiprocessing reports a signal as its negative number.
     if code < 0:
         message = f"was killed by {signal_name(-code)}"
         return RankRecord(
@@ -237,6 +240,7 @@ class ReusedTeam:
             is_good: whether it passed, or all of them skipped.
         """
         cleaning = (rank.verdict_report for rank in attempt.ranks if rank.done is None)
+        # A failure of the clean-up counts as well: a new rank ends its process instead of restoring state.
         was_reused = self._tests > 1 or any(each and not each.outcome.is_final for each in cleaning)
         return was_reused and not is_good and not attempt.cancelled
 

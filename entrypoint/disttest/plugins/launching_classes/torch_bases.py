@@ -47,6 +47,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
     join_foreign = base._join_processes
 
     def start(self: Any, proc: object = None) -> None:
+        # Asked for each test: an earlier one may have started a thread or initialised CUDA in this process.
         if hazard := fork_hazard(on_gpus=host.on_gpus):
             _announce(hazard)
             start_by_spawn(self, proc or _spawn_context())
@@ -67,6 +68,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
         else:
             ranks = host.start(size, lambda rank, pipe: run(rank, name, file_name, pipe))
         self.processes = list(ranks)
+        # torch looks up the pipe of each process, for example when a test times out.
         self.pid_to_pipe.update({rank.pid: _NoPipe() for rank in self.processes})
 
     def join(self: Any, method: Callable[..., Any]) -> None:
@@ -83,6 +85,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
         try:
             host.join(rule)
         except RanksWereUsed:
+            # The rendezvous file and all that `setUp` has made belong to the run that does not count.
             self.tearDown()
             self.setUp()  # this starts new ranks
             host.join(rule)
@@ -90,6 +93,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
     def join_or_run(self: Any, method: Callable[..., Any]) -> Any:
         return wrap_method(self, _watched(method))
 
+    # Subclasses call either. torch's `_spawn_processes` would also set the start method of this process.
     base._start_processes = start
     base._spawn_processes = start
     base._join_processes = join
@@ -101,6 +105,7 @@ def _keywords(case: Any) -> dict[str, Any]:
     parameters = inspect.signature(type(case)._run).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters}
+    # A class that overrides `_run` without the keyword would fail with a TypeError.
     return {name: getattr(case, name, False) for name in _SPAWNED_KEYWORDS if takes_all or name in names}
 
 
@@ -198,6 +203,7 @@ def report_torchs_threads(report: ThreadReport) -> None:
         return
     base = module.MultiThreadedTestCase
     join, check = base._join_threads.__func__, base._check_return_codes.__func__
+    # torch does not pass the number of threads to `_check_return_codes`.
     sizes: list[int] = []
 
     def join_threads(cls: Any, threads: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,6 +211,7 @@ def report_torchs_threads(report: ThreadReport) -> None:
         return join(cls, threads, *args, **kwargs)
 
     def check_return_codes(cls: Any, failed_ranks: Any, *args: Any, **kwargs: Any) -> Any:
+        # Before torch raises one exception with the texts of all threads.
         report(sizes[0], [(rank, exc_info[1]) for rank, exc_info in failed_ranks])
         return check(cls, failed_ranks, *args, **kwargs)
 
