@@ -103,6 +103,7 @@ def find_device_sign(result: TestResult) -> str:
 
 
 def _sign_of(rank: RankRecord) -> str:
+    # disttest has killed it, so its last message says nothing about the device.
     if rank.end is RankEnd.KILLED:
         return ""
     if rank.end is RankEnd.SIGNALLED and rank.signal in _DRIVER_SIGNALS:
@@ -142,7 +143,9 @@ class Breaker:
         sign = find_device_sign(result)
         if self.state is BreakerState.OPEN or not names or not sign:
             return None
+        # By test, so that the retries of one test do not count as several tests.
         self._suspects.setdefault(result.nodeid, (sign, names))
+        # During a proof, further suspects wait for its result.
         if self.state is BreakerState.PROVING or len(self._suspects) < self._threshold:
             return None
         self._become(BreakerState.PROVING)

@@ -83,9 +83,11 @@ def detect_machine(
     host = detect_host(root)
     nodes = device_nodes(root)
     probed = _Probed()
+    # A child for the driver takes 20 to 140 ms, which a machine without GPUs need not pay in each run.
     if library or nodes or has_library(root):
         probed = _probe(library, timeout_s=timeout_s, stall_s=stall_s)
     gpus = probed.machine_gpus(root)
+    # The device of ROCm's driver, which NVML does not know.
     if not gpus and (root / "dev/kfd").exists():
         gpus = _gpus_of_torch(ask_torch(timeout_s=timeout_s))
     return GpuMachine(
@@ -189,6 +191,7 @@ class _Probed:
     def machine_gpus(self, root: Path) -> tuple[Gpu, ...]:
         names = _identities(root)
         gpus = sorted(self.gpus.values(), key=lambda gpu: gpu.index)
+        # Both lists follow the bus. With one GPU missing in either, names would move to the wrong GPUs.
         if len(names) == len(gpus):
             gpus = [gpu if gpu.uuid else _named(gpu, name) for gpu, name in zip(gpus, names, strict=True)]
         return tuple(msgspec.structs.replace(gpu, peers=self._peers(gpu.index)) for gpu in gpus)
@@ -227,6 +230,7 @@ def _identities(root: Path) -> list[dict[str, str]]:
     # A GPU that no longer answers can still be named that way.
     folder = root / "proc/driver/nvidia/gpus"
     names = {"GPU UUID": "uuid", "Bus Location": "bus_id", "Model": "name"}
+    # Lines like "Model: \t\t NVIDIA H200", "GPU UUID: \t GPU-8f2e…" and "Bus Location: \t 0000:1a:00.0".
     found = []
     for path in sorted(folder.glob("*/information")):
         pairs = (line.partition(":")[::2] for line in read_text(path).splitlines())

@@ -70,6 +70,8 @@ def _serves(machine: GpuMachine) -> str:
 
 
 def _is_newer(cuda: str, machine: GpuMachine) -> bool:
+    # Major versions only: a driver serves every minor version of its CUDA, which NVIDIA calls minor version
+    # compatibility.
     return _major(cuda) > _major(machine.cuda_driver) > 0
 
 
@@ -103,6 +105,7 @@ def _gpus(machine: GpuMachine, _torch: TorchFacts) -> DeviceFinding:
     """Check that NVML answers and shows the GPUs that the container was given."""
     if machine.nvml_error:
         return _broken("machine", "nvml", machine.nvml_error, "nvml-lost")
+    # /dev/nvidiactl and /dev/nvidia-uvm may exist without a GPU.
     has_gpu_nodes = any(node.removeprefix("/dev/nvidia").isdigit() for node in machine.device_nodes)
     if has_gpu_nodes and not machine.gpus:
         return _broken("machine", "nvml", "there are /dev/nvidia* but NVML shows no GPU", "nvml-lost")
@@ -259,6 +262,7 @@ def _pcie(gpu: Gpu) -> DeviceFinding:
 
 
 def _nvlink(gpu: Gpu) -> DeviceFinding:
+    # On a GPU without a bridge all links are down, which is no fault.
     if gpu.nvlinks_down and gpu.nvlinks_active:
         message = f"{gpu.nvlinks_down} of {gpu.nvlinks_active + gpu.nvlinks_down} NVLinks are down"
         return _warn(gpu.label, "nvlink", message, "nvlink-down")

@@ -173,6 +173,7 @@ class GpuHealth(DeviceHealth):
         if self._prove is not None and self._prover is None:
             self._try_to_prove(in_use)
         if self._prover is not None and (found := self._prover.advance()) is not None:
+            # Each proof has a new prover: the workers of this one are on devices that may have failed.
             self._prover.kill()
             self._prover = None
             self._conclude(found.broken)
@@ -197,12 +198,15 @@ class GpuHealth(DeviceHealth):
     def _abandon(self, world: Vacated) -> None:
         for slot in world.slots:
             if self._devices.lease is not None and slot.device != "cpu":
+                # A rank that cannot be killed has inherited the lock, so no run gets the GPU while it
+                # lives.
                 self._devices.lease.leave_to_heirs(slot)
         super()._abandon(world)
 
     def _apply_driver_report(self, gpus: Mapping[int, Gpu]) -> None:
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
+            # The question is older than the end of this world, so its answer says nothing about it.
             if not entry.asked:
                 self._waiting.append(entry)
                 continue
@@ -227,6 +231,7 @@ class GpuHealth(DeviceHealth):
         slots = [slot for slot in entry.world.slots if slot.name not in self.broken and slot.index in gpus]
         now = {slot: part_for(slot, gpus[slot.index]) for slot in slots}
         faults = {slot: _fault_of(gpu) for slot, gpu in now.items() if gpu.fault}
+        # Where others use the GPU too, only processes of this world count.
         ours = entry.world.pids if self._devices.allows_busy or _holds_unseen() else None
         held = {
             slot: left
@@ -253,6 +258,7 @@ class GpuHealth(DeviceHealth):
             f"{reason}, {GPU_RELEASE_S:g} s after its world had ended: it is in quarantine",
             entry.world.last_test,
         )
+        # The quarantine ends with this process, so it must be the one that came with the world.
         known = {process.pid for process in self._before(slot).processes}
         holder = next((process.pid for process in gpu.processes if process.pid not in known), 0)
         self._lose(slot, reason, pid=holder)
@@ -291,12 +297,14 @@ class GpuHealth(DeviceHealth):
             self._conclude({})
 
     def _targets(self, slots: Sequence[Slot]) -> tuple[Target, ...]:
+        # What the driver calls broken needs no proof, and might hang it.
         names = {slot.name for slot in slots if slot.name not in self._faults}
         every = targets_of(self._devices.machine, compute=self._devices.probe.compute)
         return tuple(target for target in every if target.name in names)
 
     def _conclude(self, found: Mapping[str, str]) -> None:
         assert self._prove is not None
+        # The driver may have declared a GPU broken while the proof ran on the others.
         self._apply(self._breaker.proved({**found, **self._faults}))
 
     def _apply(self, decision: QuarantineDecision | GiveUp | Cleared) -> None:
@@ -312,6 +320,7 @@ class GpuHealth(DeviceHealth):
         for slot in lost:
             self._note(f"{decision.broken[slot.name]}: {slot.name} is in quarantine", "")
             self._lose(slot, decision.broken[slot.name])
+        # Before the release, after which the scheduler gives slots to the next world.
         self._scheduler.quarantine(lost)
         self._scheduler.release(held)
         if isinstance(decision, GiveUp):

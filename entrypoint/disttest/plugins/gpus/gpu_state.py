@@ -61,6 +61,7 @@ class GpuState:
         """Record a failure: the world ends then, and the device may never answer."""
         self._failed |= bool(report.failed)
 
+    # The outermost wrapper: what follows its `yield` runs after all other tear-down, fixtures included.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Iterator[None]:
         """Wait for the device after all other tear-down, and release cached memory."""
@@ -77,9 +78,10 @@ class GpuState:
         """
         if self._failed or not _cuda.is_initialized():
             return ()
+        # A wider fixture that this test has set up keeps its memory for the next one.
         before = max(self._before, self._at_call) if shared_fixtures else self._before
         more = _in_use() - before
-        # The cheaper one first.
+        # The cheaper one first: a collection of torch's objects takes up to 0.2 s, and most tests need none then.
         for release in (_clear_workspaces, gc.collect):
             if more > _WORTH_NAMING:
                 release()
@@ -119,10 +121,12 @@ def wait_for_gpus() -> None:
     if not _cuda.is_initialized():
         return
     try:
+        # All devices: a test may have used others than that of its rank.
         for device in range(_cuda.device_count()):
             # Synchronizing a device without a context would create one there. No public name (torch 2.9 to 2.15).
             if torch._C._cuda_hasPrimaryContext(device):  # type: ignore[attr-defined]  # noqa: SLF001
                 _cuda.synchronize(device)
+        # Other processes cannot use memory that this one caches.
         _cuda.empty_cache()
     except RuntimeError as error:
         first = str(error).strip().partition("\n")[0]

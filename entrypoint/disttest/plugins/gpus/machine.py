@@ -265,6 +265,7 @@ def _named(entry: str, gpu: Gpu) -> Gpu | None:
     if entry.isdigit():
         return gpu if int(entry) == gpu.index else None
     if entry.startswith("GPU-"):
+        # CUDA accepts the beginning of a UUID, too.
         return gpu if gpu.uuid.startswith(entry) else None
     slices = tuple(part for part in gpu.slices if entry.startswith("MIG-") and part.uuid.startswith(entry))
     return msgspec.structs.replace(gpu, slices=slices[:1]) if slices else None

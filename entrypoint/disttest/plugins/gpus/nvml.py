@@ -141,6 +141,7 @@ def _ask(function: Callable[..., Any], *arguments: object) -> Any:
         if error.value in _BROKEN:
             raise
         return None
+    # The binding decodes names, and a driver in trouble returns bytes that are no text.
     except UnicodeDecodeError:
         return None
 
@@ -211,6 +212,8 @@ def _slice(handle: Any, number: int) -> Iterator[MigSlice]:
 
 def _errors(handle: Any) -> dict[str, Any]:
     ecc = _ask(nvml.nvmlDeviceGetEccMode, handle)
+    # Rows remapped for correctable and for uncorrectable errors, whether some are pending, and whether one
+    # failed.
     rows = _ask(nvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
     return {
         "ecc_enabled": None if ecc is None else bool(ecc[0]),
@@ -242,6 +245,7 @@ def _speed(handle: Any) -> dict[str, Any]:
 
 
 def _nvlinks(handle: Any) -> dict[str, Any]:
+    # 1 is up, 0 is down, and None a link that the GPU does not have.
     states = [_ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
     return {"nvlinks_active": states.count(1), "nvlinks_down": states.count(0)}
 
@@ -259,6 +263,7 @@ def _processes(handle: Any) -> dict[str, Any]:
     # Clients of an MPS server are in a separate list.
     clients = _ask(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
     drawing = {entry.pid for entry in _ask(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []}
+    # usedGpuMemory is None where the driver does not report the memory of single processes.
     held = dict.fromkeys(drawing, 0) | {
         entry.pid: entry.usedGpuMemory or 0 for entry in [*(compute or []), *clients]
     }

@@ -182,6 +182,7 @@ class GpuDevices(Devices):
         """
         if self.device == "cpu" or self.lease is not None:
             return
+        # Before the wait in the queue, which may take an hour.
         if self.probe.compute == "cuda" and (
             refusal := driver_too_old(self.machine, built_for().get("cuda", ""))
         ):
@@ -197,6 +198,7 @@ class GpuDevices(Devices):
         )
         self.lease = leaser.take(request)
         self.slots = self.lease.slots
+        # By UUID: indices mean other GPUs under another CUDA_DEVICE_ORDER.
         os.environ[variable_of(self.machine)] = visible_to(self.slots)  # noqa: TID251 - its own
 
     def ask_torch(self) -> None:

@@ -112,12 +112,14 @@ class SharedGpus:
         if self._daemon is not None and self._daemon.lives:
             return self._daemon.environment
         if self._daemon is None and usable_daemon(dict(environment())):
+            # Without the variable the daemon has the default folder, where clients look without it, too.
             own = environment().get(PIPE_VARIABLE)
             return {PIPE_VARIABLE: own} if own else {}
         self.close()
         self._started += 1
         daemon = MpsDaemon(self._folder / f"mps{self._started}")
         if reason := daemon.start():
+            # Once for the run: a daemon that does not answer costs ten seconds.
             self._without = True
             self._note(
                 f"ranks that share a GPU take turns on it, since MPS cannot be used: {reason}. "
@@ -176,6 +178,8 @@ class MpsDaemon:
         for folder in (pipe, log):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (log / "daemon.log").open("ab") as output:
+            # `-f` keeps it in the foreground. Otherwise it would leave the tree of this run, whose end ends
+            # it.
             self._child = spawn_child(
                 [self._binary, "-f"], extra_env=self.environment, stdout=output.fileno(), new_session=True
             )
@@ -194,6 +198,7 @@ class MpsDaemon:
         # (``cudaErrorDevicesUnavailable``, seen on an H200).
         if self._child is None:
             return
+        # Read while the daemon lives. After its end a server is a child of another process.
         servers = children_of(self._child.pid)
         if self.lives and self._binary:
             _send_command(self._binary, self.environment, "quit -t 1")
@@ -214,6 +219,7 @@ def usable_daemon(environ: dict[str, str]) -> bool:
     folder = Path(environ.get(PIPE_VARIABLE, _USUAL_PIPE))
     binary = shutil.which(CONTROL)
     try:
+        # A server serves the clients of one user at a time.
         is_ours = (folder / "control").stat().st_uid == os.geteuid()
     except OSError:
         return False

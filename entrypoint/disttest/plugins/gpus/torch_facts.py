@@ -119,6 +119,7 @@ def _all_facts() -> TorchFacts:
     import torch
 
     facts = _about(torch)
+    # torch warns, instead of raising, when the driver refuses while devices are counted.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         devices, error = _accelerators(torch, facts.device_type)
@@ -196,6 +197,7 @@ def _accelerators(torch: Any, kind: str) -> tuple[tuple[str, ...], str]:
     module = getattr(torch, kind)
     try:
         count = module.device_count()
+        # Without a device `init` raises, although a machine without GPUs is no error.
         if count:
             module.init()
         return tuple(module.get_device_name(index) for index in range(count)), ""

@@ -73,6 +73,7 @@ class GpuWatch:
         self._asked = False
         if self._answered:
             return tuple(map(self._now, self._known.values()))
+        # The child has hung or crashed in a question about this GPU. A new child is asked about the others.
         if not self._refused and self._last.gpu is not None:
             self._faults[self._last.gpu] = f"the NVML probe {ended} when asked about this GPU"
             self.ask()
@@ -90,6 +91,7 @@ class GpuWatch:
             "--watch",
             library=self._library,
             skip=self._faults,
+            # It lives as long as the run. Only its silence after a question ends it.
             timeout_s=math.inf,
             stall_s=self._stall_s,
             on_line=self._on_line,
@@ -109,6 +111,7 @@ class GpuWatch:
                 self._refused = message.message
             case QuestionAnswered():
                 self._answered = True
+                # Otherwise a child that dies between two questions would accuse the GPU that it asked last.
                 self._last = Asking(what="waiting")
                 if self._child is not None:
                     self._child.expect()
@@ -119,6 +122,7 @@ class GpuWatch:
         now = self._answers.get(known.index)
         if now is not None:
             now = used_by_others(now, os.getpid())
+        # NVML counts in the order of the bus, so the index may belong to another GPU by now.
         if now is None or (now.uuid and now.uuid != known.uuid):
             return msgspec.structs.replace(known, fault=f"{known.label} has vanished from the driver's list")
         return msgspec.structs.replace(
@@ -155,6 +159,7 @@ def gpu_leftover(then: Gpu, now: Gpu, *, ours: Collection[int] | None = None) ->
     if new:
         names = ", ".join(f"{process.name or 'process'} (pid {process.pid})" for process in new)
         return f"{now.label} is still held by {names}"
+    # Next to other runs, growth of memory says nothing about this one.
     if ours is not None:
         return ""
     grown = now.memory_used - then.memory_used

@@ -184,6 +184,8 @@ class Leaser:
 
     def _active_notes(self, machine: GpuMachine) -> dict[str, Quarantine]:
         slices = [part for gpu in machine.gpus for part in gpu.slices]
+        # A note has the pid that the driver reported. It may be one of another pid namespace, so /proc
+        # does not show whether it lives.
         holding = {(gpu.uuid, process.pid) for gpu in machine.gpus for process in gpu.processes}
         holding |= {(part.uuid, process.pid) for part in slices for process in part.processes}
         return self._notes.active(is_alive=lambda note: (note.uuid, note.pid) in holding)
@@ -220,6 +222,7 @@ class Leaser:
 
     def _attempt(self, request: Request, ticket: Lock) -> tuple[Lease | None, str]:
         """Try once; return a lease, or None with the reason."""
+        # Before the gate is taken: the driver may need seconds, and the gate stops all other runs.
         machine = self._look(max_age_s=LEASE_LOOK_S)
         notes = self._active_notes(machine)
         entries = _slots_with_gpus(machine)
@@ -234,6 +237,8 @@ class Leaser:
             return None, "; ".join([reason, *obstacles])
         lease = Lease(held, self._notes)
         spoiled = self._spoiled(lease, request)
+        # Everything is returned: a run that keeps a part while it waits could block another one that does
+        # the same.
         if spoiled:
             lease.release()
             return None, spoiled
@@ -254,11 +259,13 @@ class Leaser:
     def _lock_at_head(
         self, request: Request, entries: Sequence[tuple[Slot, Gpu]]
     ) -> tuple[list[tuple[Slot, Lock]], str]:
+        # All that are free are locked first, so that the choice among them cannot be overtaken.
         tried = [(entry, self._directory.try_lock(_lock_name(entry[0]))) for entry in entries]
         free = {entry[0]: lock for entry, lock in tried if lock is not None}
         wanted: tuple[Slot, ...] = ()
         if len(free) >= request.count:
             wanted = choose_slots([entry for entry, lock in tried if lock is not None], request.count)
+        # The rest goes back immediately. This run is first in line, so nothing else has missed it.
         for slot, lock in free.items():
             if slot not in wanted:
                 lock.release()

@@ -169,6 +169,7 @@ class LockDirectory:
                 lock.release()
 
 
+# Twelve digits, so that names sort as their numbers do.
 _TICKET = re.compile(r"[0-9]{12}\.ticket")
 _MOST_TRIED = 1000
 
@@ -205,8 +206,10 @@ def tickets_ahead(directory: LockDirectory, ticket: Lock) -> tuple[str, ...]:
     ahead = [name for name in _tickets(directory) if name < ticket.name]
     while ahead:
         lock = directory.try_lock(ahead[0])
+        # A ticket whose lock is free belongs to a run that has ended.
         if lock is not None:
             leave_queue(directory, lock)
+        # A file that this user cannot even open, such as a directory of that name, is no ticket.
         elif directory.is_lock(ahead[0]):
             break
         ahead.pop(0)

@@ -134,6 +134,7 @@ class Prover:
             self._child.send(order, stall_s=limit_s)
 
     def _on_line(self, line: bytes) -> None:
+        # The prover waits for an order now, so its silence means nothing until the next one.
         self._child.expect()
         if self._torch is None:
             self._torch = msgspec.json.decode(line, type=TorchFacts)

@@ -198,6 +198,7 @@ class _Preflight:
         """End the workers; kill those that do not leave immediately."""
         everyone = [*self.workers.values(), *([self.pairs_worker] if self.pairs_worker else [])]
         for worker in everyone:
+            # A worker that waits leaves when its input ends. One that is in a check may hang in its driver.
             if worker.settled and worker.child.ended is None:
                 worker.child.close_input()
                 worker.child.expect(1.0)
@@ -207,6 +208,7 @@ class _Preflight:
 
     def prove_devices(self) -> None:
         """Prove each device alone, all at the same time."""
+        # First all imports of torch, which have a longer limit than a check.
         self._settle(self.workers.values())
         for target in self.targets:
             self._give_device(target)
@@ -250,6 +252,7 @@ class _Preflight:
         worker, tried = self.pairs_worker, list[tuple[int, int]]()
 
         def measured(began: Began, what: Measured) -> None:
+            # A worker that died before its first pair uses up a pair as well, so that the attempts end.
             tried.append(began.pair or pairs[0])
             self._note_pair(peers, began, what)
 
@@ -276,6 +279,7 @@ class _Preflight:
                 rank=rank,
                 size=len(targets),
                 backend="nccl" if nccl else "gloo",
+                # A file needs neither a port nor a device.
                 store=str(self.folder / "store"),
                 timeout_s=self.bounds.collective,
             )
@@ -329,6 +333,7 @@ class _Preflight:
             began, end = self.workers[target.name].last_words()
             message = end if target in dead else "it did not finish; the other ranks waited for it"
             culprits.append((target, began, Measured(passed=False, message=message)))
+        # If every device is accused, no single one is: the fault is between them.
         if 0 < len(culprits) < len(targets) or len(targets) == 1:
             for target, began, what in culprits or failed:
                 self._note((target,), f"collective_{began.check}", what)

@@ -87,6 +87,7 @@ class Bench:
         """Check that data copied to the device comes back unchanged; measure GB/s to the device."""
         size = self.size(_COPY)
         source = _bytes(size)
+        # Other memory is copied through a buffer of the driver, whose speed would be measured instead.
         source = source.pin_memory() if self.is_cuda else source
         there = torch.empty_like(source, device=self.device)
         seconds = self.timed(lambda: there.copy_(source, non_blocking=True))
@@ -101,8 +102,10 @@ class Bench:
         a, b = (torch.randn(n, n, dtype=torch.float64, generator=generator) for _ in range(2))
         a, b = a.float(), b.float()
         left, right = a.to(self.device), b.to(self.device)
+        # TF32 rounds the inputs to 10 bits of the fraction, and the limit below is that of float32.
         torch.backends.cuda.matmul.allow_tf32 = False
         product = left @ right
+        # The same kernel on the same data gives the same bits on a device that works.
         self.expect(torch.equal(product, left @ right), "the same matrix product came out differently")
         seconds = self.timed(lambda: torch.matmul(left, right, out=torch.empty_like(product)))
         exact, bound = a.double() @ b.double(), a.abs().double() @ b.abs().double()
@@ -115,7 +118,9 @@ class Bench:
         """Check that a part of the memory keeps written data."""
         words = self.size(_PATTERN) // 8
         block = torch.empty(words, dtype=torch.int64, device=self.device)
+        # Each word gets a different value, so that a write to a wrong address shows as well.
         address = torch.arange(words, dtype=torch.int64, device=self.device)
+        # A pattern and its complement: each bit is once 0 and once 1.
         for pattern in (0x5555555555555555, ~0x5555555555555555):
             torch.bitwise_xor(address, pattern, out=block)
             self.synchronize()
@@ -205,6 +210,7 @@ class Collectives:
         """Check that the ranks find each other and complete a first collective."""
         store = FileStore(self.job.store, self.job.size)
         if self.job.backend == "nccl":
+            # A barrier of NCCL runs on the current device.
             torch.cuda.set_device(self.device)
         dist.init_process_group(
             self.job.backend,
@@ -253,12 +259,14 @@ class Collectives:
         # Bus bandwidth as in nccl-tests: bytes / seconds · 2 (n - 1) / n.
         size = self.job.size
         first = self.contribution()
+        # The first call sets up its connections. The second one is measured.
         dist.all_reduce(first)
         self._compare(first, size * (size + 1) / 2)
         block = self.contribution()
         dist.barrier()
         started_s = time.perf_counter()
         dist.all_reduce(block)
+        # Over NCCL, all_reduce returns when the call is queued. This waits for the GPU.
         block[0].item()
         seconds = max(time.perf_counter() - started_s, 1e-9)
         self._compare(block, size * (size + 1) / 2)
