@@ -72,6 +72,7 @@ class OneResultEach:
 
     def _make(self, item: pytest.Item, reports: list[pytest.TestReport]) -> None:
         _lead(self._listener.pytest_runtest_setup(item))
+        # A crashed rank has sent no report of its set-up, with which allure begins a result.
         if not any(report.when == "setup" for report in reports):
             self._write_result(item, _passed(item))
         for report in reports:
@@ -81,6 +82,7 @@ class OneResultEach:
         whole_s = sum(report.duration or 0.0 for report in reports)
         result = self._listener.allure_logger.get_test(None)
         if result is not None:
+            # allure takes the times of these calls, all of which happen after the test.
             result.start = result.stop - round(1000 * whole_s)
 
     def _write_result(self, item: pytest.Item, report: pytest.TestReport) -> None:

@@ -105,6 +105,8 @@ class _Popen(popen_forkserver.Popen):
         self.sentinel, parent_w = self.server.connect_to_new_process(self._fds)
         # The other end of this pipe shows the child when its parent has ended.
         self.finalizer = util.Finalize(self, _close, (os.dup(parent_w), self.sentinel))
+        # Closes this end, of which the finalizer keeps a copy. The child reads until both objects are
+        # complete.
         with open(parent_w, "wb") as pipe:  # noqa: PTH123
             pipe.write(data.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
@@ -141,6 +143,7 @@ def _inherit(
         preparation: multiprocessing's own data, passed on.
     """
     for name in os.environ.keys() - environ.keys():  # noqa: TID251
+        # A new interpreter has the variables of its parent, while the server has those of its own start.
         del os.environ[name]  # noqa: TID251
     os.environ.update(environ)  # noqa: TID251
     came_along = forkserver.get_inherited_fds() or []

@@ -49,6 +49,7 @@ def serve_isolated(
 ) -> None:
     """Run tests until the supervisor ends this process or is gone. Never returns."""
     channel = set_up_child(spec, channel, session.config)
+    # Daemons of tests then stay descendants of this process, which finds and ends them.
     adopt_orphans()
     use_cuda_freely()
     if FAST_SPAWN.of(spec.settings):
@@ -69,6 +70,7 @@ def _run(
     register_stacks(spec.stacks)
     before = started_children()
     run_protocol(items, order)
+    # What a wider fixture has started, such as a pool of workers, serves the next test, too.
     left = () if shared_fixtures(session) else end_new_children(before)
     flush_output()
     leaks = (*left, *watchdog.stop_leftover())
@@ -98,6 +100,7 @@ class Descendants:
     def look(self) -> tuple[str, ...]:
         """Record all living descendants; return one sentence for each that died badly since and was not waited for."""
         news = []
+        # A zombie is read and not waited for: its parent, the test, has to get its exit code.
         for pid in sorted(descendants(self._pid)):
             ended = exit_of_zombie(pid)
             if ended is None:

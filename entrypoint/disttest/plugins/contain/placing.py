@@ -77,6 +77,7 @@ def _why_none(config: pytest.Config) -> str:
         asked.append("-s")
     if asked:
         return f"with {', '.join(asked)}"
+    # Isolated processes would not have these children, and could not wait for them.
     if begun := multiprocessing.active_children():
         names = ", ".join(sorted(child.name for child in begun)[:4])
         return f"where a conftest or plugin has started processes for the whole run ({names})"

@@ -173,6 +173,7 @@ def _on_runners(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[in
     def estimate(runners: int) -> float:
         loads = [0.0] * runners
         for seconds, width in ordered:
+            # Longest first onto the runner with the least work: at most a third above the optimum.
             heapreplace(loads, loads[0] + seconds * min(width, slots) / slots)
         return max(*loads, ordered[0][0], 0.0)
 

@@ -20,6 +20,7 @@ def parts_of(run: RunResult) -> list[RunResult]:
     """Return the run, or its shards with GPUs and those without."""
     worlds: dict[str, list[WorldSpan]] = {}
     for world in run.worlds if run.shards else ():
+        # A merge prefixes the ids of worlds with the label of their shard.
         worlds.setdefault(world.world_id.partition("/")[0], []).append(world)
     kinds: dict[bool, list[ShardSpan]] = {True: [], False: []}
     for shard in run.shards:

@@ -90,6 +90,7 @@ def disttest_world_ended(scratch: Path) -> None:
         return
     from coverage import CoverageData
 
+    # Each rank and each of its forks has a file of its pid.
     for path in scratch.glob(f"{_FILE}.*"):
         data = CoverageData(basename=str(path))
         data.read()
@@ -103,6 +104,7 @@ class _Measuring:
         """Stop the inherited measurement and start a new one."""
         self._order, self._folder = order, folder
         self._coverage = self._begin()
+        # A child that a test forks would write into the file of this rank.
         os.register_at_fork(after_in_child=self._begin_again)
 
     def _begin(self) -> Any:
@@ -114,6 +116,7 @@ class _Measuring:
             # https://github.com/nedbat/coveragepy/blob/master/coverage/control.py
             inherited._auto_save = False  # noqa: SLF001
             inherited.stop()
+        # No suffix: the name of the file already has the pid.
         own = coverage.Coverage(config_file=f"{_DATA}{self._order.config}", data_suffix=False, messages=False)
         own.set_option("run:data_file", str(self._folder / f"{_FILE}.{os.getpid()}"))
         own.set_option("run:disable_warnings", _OF_THE_WHOLE_RUN)

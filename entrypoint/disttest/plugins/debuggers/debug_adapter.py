@@ -37,6 +37,7 @@ def check_debugger(port: int) -> None:
     if importlib.util.find_spec("debugpy") is None:
         raise UsageError("--debugpy needs the package debugpy: pip install debugpy")
     try:
+        # Tried here, since debugpy waits for ever at a port that is in use.
         socket.create_server((LOOPBACK, port)).close()
     except OSError as error:
         raise UsageError(

@@ -116,8 +116,10 @@ class Terminal:
             return
         self._hold(True)
         self._fd = os.open(self._device, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        # The limits stop before the lock: they must not run while another rank has the terminal.
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         flush_output()
+        # By descriptor, because output of C++ and of children does not pass through sys.stdout.
         self._logs = tuple(os.dup(fd) for fd in _STREAMS)
         for fd in _STREAMS:
             os.dup2(self._fd, fd)
@@ -255,7 +257,10 @@ def debug_started_rank(
         return None
 
     def look_at(error: BaseException, report: Report) -> None:
+        # `q` at the prompt of a breakpoint ends the test by BdbQuit, which its user does not want to
+        # inspect.
         is_failure = not isinstance(error, bdb.BdbQuit)
+        # The limits stop before the report: the world would end the other ranks soon after it.
         debugger.terminal.wait(is_failure)
         message, text = report()
         if is_failure:

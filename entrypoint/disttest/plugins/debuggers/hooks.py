@@ -53,6 +53,7 @@ def disttest_prepare_run(request: RunRequest) -> None:
 def disttest_needs_terminal(request: RunRequest) -> bool | None:
     """Reserve the terminal for a debugger in a rank."""
     options = request.options
+    # The command passes pytest's output through pipes otherwise, and a debugger needs the terminal itself.
     return (DEBUG_RANK.of(options) is not None and DEBUGPY.of(options) is None) or None
 
 
@@ -75,6 +76,7 @@ def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[
     port = DEBUGPY.of(options)
     if port is None:
         return {"is_debugged": True} if _terminal_of(config, options) else {}
+    # Once, in the controller: processes that collect for ranks have the same options.
     if collecting_order(config) is None:
         from disttest.plugins.debuggers.debug_adapter import LOOPBACK, check_debugger
 

@@ -67,6 +67,7 @@ def recorded_calls(rank: int, since_s: float, folder: Path) -> tuple[Collective,
     whole.parent.mkdir(parents=True, exist_ok=True)
     pending = whole.with_name(f"{whole.name}.pending")
     pending.write_bytes(pickle.dumps(record, protocol=2))
+    # The world may kill this rank in the middle of the write, and the analyser cannot read half a dump.
     pending.rename(whole)
     return tuple(read_dump(record, since_s=since_s))[-KEPT:]
 

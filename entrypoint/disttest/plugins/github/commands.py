@@ -89,6 +89,7 @@ def write_output(path: Path, name: str, value: str) -> None:
     """
     if not name or not name.replace("-", "").replace("_", "").isalnum():
         raise ValueError(f"not the name of an output: {name!r}")
+    # Random: a value that contained a known delimiter could add outputs to the step.
     delimiter = f"end-{secrets.token_hex(16)}"
     with path.open("a", encoding="utf-8", errors="replace") as file:
         file.write(f"{name}<<{delimiter}\n{value}\n{delimiter}\n")

@@ -109,6 +109,7 @@ def _path(results_dir: Path, format_name: str) -> str:
 
 def _ids(nodeids: list[str]) -> str:
     """Encode the list as JSON, cut at whole entries."""
+    # The brackets of the list.
     kept, size = [], 2
     for nodeid in nodeids:
         # The comma that separates the entries.

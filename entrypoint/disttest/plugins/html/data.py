@@ -101,6 +101,7 @@ def page_details(run: RunResult, logs: LogFolder) -> dict[str, Any]:
     """Return the full details of tests worth opening, by index of the test."""
     opened = [(index, test) for index, test in enumerate(run.tests) if _is_worth_opening(test)]
     opened.sort(key=lambda entry: KINDS.index(aggregates.classify(entry[1])))
+    # After the sort by kind, so that failures are kept and notes on green tests go first.
     opened = opened[:MAX_OPENED]
     ranks = sum(len(attempt.ranks) for _, test in opened for attempt in test.attempts)
     budget = _TextBudget(
@@ -151,6 +152,7 @@ def _timeline(run: RunResult, whole: RunResult) -> dict[str, Any]:
     rows = {test.test.nodeid: row for row, test in enumerate(run.tests)}
     row_of = [rows.get(test.test.nodeid) for test in whole.tests]
     held = [*(bar.lanes for bar in timeline.bars), *(lanes for lanes, _, _ in timeline.worlds)]
+    # Bars refer to their lanes by number: 20,000 bars share a few combinations.
     groups = list(dict.fromkeys(held))
     number = {lanes: index for index, lanes in enumerate(groups)}
     return {

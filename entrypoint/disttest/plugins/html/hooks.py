@@ -25,6 +25,7 @@ def disttest_addreporters() -> Mapping[str, Reporter]:
 def _write(run: RunResult, results_dir: Path, history: Sequence[PastRun], file: BinaryIO) -> None:
     from disttest.plugins.html.render import render_html
 
+    # Names of files may contain lone surrogates, which UTF-8 cannot encode.
     file.write(render_html(run, results_dir, history=history).encode("utf-8", errors="replace"))
 
 

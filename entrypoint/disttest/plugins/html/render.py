@@ -89,6 +89,8 @@ def load_template() -> jinja2.Template:
     """Compile the page's template, which takes most of the time of a small page."""
     # Compiled in each run (50 ms, while the tests run): cached byte code of jinja would have to be invalidated by
     # hand whenever jinja or these options change.
+    # StrictUndefined: a misspelt name in the template fails the tests of the report instead of showing
+    # nothing.
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

@@ -44,6 +44,7 @@ def _agreement(spec: RankSpec, nodeid: str) -> Agreement | None:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not spec.master_port:
         return None
+    # A connection for this alone: a thread that waits for a key locks the store for all others.
     store = dist.TCPStore(spec.master_address, spec.master_port, is_master=False)
     name = f"disttest/examples/{zlib.crc32(nodeid.encode())}"
     return Agreement(dist.PrefixStore(name, store), spec.rank, spec.shape.size)
@@ -75,6 +76,7 @@ class HypothesisTests:
         inner, settings = function.hypothesis.inner_test, function._hypothesis_internal_use_settings  # noqa: SLF001
         forced = core.global_force_seed
         if forced is None:
+            # A separate seed for each test, the same in all ranks, and another one with another `--seed`.
             core.global_force_seed = zlib.crc32(item.nodeid.encode()) ^ self._seed
         agreement = self._agreement(item.nodeid)
         function.hypothesis.inner_test = _once(inner) if agreement is None else _together(inner, agreement)
@@ -121,6 +123,8 @@ class Agreement:
         self._store.set(keys[self._rank], result)
         has_failed = result not in (_HELD, _REJECTED)
         try:
+            # Without a failure the others come, however long their example takes. After one they may wait
+            # for this rank in a collective.
             limit_s = self._limit_s if has_failed else NO_LIMIT_S
             self._store.wait(keys, datetime.timedelta(seconds=limit_s))
         except RuntimeError:
@@ -130,10 +134,13 @@ class Agreement:
         words = [self._store.get(key).decode() for key in keys]
         self._store.delete_key(f"{self._example - 1}/{self._rank}")  # all ranks that are here have read it
         failed = [f"rank {rank}: {word}" for rank, word in enumerate(words) if word not in (_HELD, _REJECTED)]
+        # "assume" is greater than "", so one rejection rejects the example in all ranks.
         return failed[0] if failed else max(words)
 
     def failure(self, agreed: str) -> type[_FalsifiedError]:
         """Return the exception type by which hypothesis recognises a failure, the same for all ranks."""
+        # hypothesis distinguishes failures by type and line. All are raised in one line here, so each has
+        # its type.
         return self._failures.setdefault(agreed, type("FalsifiedError", (_FalsifiedError,), {}))
 
 
@@ -173,7 +180,10 @@ def _for_ranks(settings: Any) -> Any:
         deadline=None,
         database=None,
         report_multiple_bugs=False,
+        # The explain phase compares the lines that this rank has run, which say nothing where only another
+        # rank fails.
         phases=[phase for phase in settings.phases if phase is not hypothesis.Phase.explain],
+        # Each example takes as long as it does in the slowest rank.
         suppress_health_check=sorted({*settings.suppress_health_check, *slow}, key=str),
     )
 

@@ -51,6 +51,7 @@ _IN_CREATE = 0x100
 _IN_DELETE = 0x200
 _IN_Q_OVERFLOW = 0x4000
 _IN_ISDIR = 0x40000000
+# inotify(7): watch, mask, cookie, and the length of the name behind it, which is padded with zeros.
 _HEADER = struct.Struct("iIII")
 _READ_AT_ONCE = 64 * 1024
 _LINKED = "sem."
@@ -105,6 +106,7 @@ class ShmWatch:
         """
         pids = family()
         names = list(self._new)
+        # Decided before the scan: a file that its maker opens during the scan has to be looked at again.
         early = {name for name in names if self._is_being_made(name)}
         candidates = [entry for name in names if (entry := scan_entry(self._folder / name))]
         files = {entry.identity for entry in candidates if entry.uid == os.geteuid()}
@@ -136,6 +138,8 @@ class ShmWatch:
         The kernel reports a file before its maker has a descriptor of it, and the report may wake this process in between.
         A file that was linked is never opened by its maker.
         """
+        # Seen once in a complete run: the event woke the world before the maker had its descriptor, and the
+        # file stayed.
         file = self._new[name]
         return not file.opened and monotonic() - file.reported_s < SHM_OPENED_S
 
@@ -195,6 +199,7 @@ def _holdings(
         for pid in pids if set(files) - held.keys() else ():
             for file, path in look(pid, folder):
                 if file in files:
+                    # The kernel adds " (deleted)" to the path of a removed file.
                     name = path.removeprefix(f"{folder}/").removesuffix(" (deleted)")
                     held.setdefault(file, set()).add(name)
     return held
@@ -274,6 +279,7 @@ def _write(ledger: Path, made: Iterable[Made]) -> None:
     lines = b"".join(msgspec.json.encode(each) + b"\n" for each in made)
     if lines:
         with contextlib.suppress(OSError):  # without it, only files of killed worlds remain
+            # All worlds of a run append to one file, each its lines in one write.
             fd = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             os.write(fd, lines)
             os.close(fd)

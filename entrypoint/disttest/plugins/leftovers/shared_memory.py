@@ -15,6 +15,8 @@ from disttest.model import Frozen
 
 SHM = Path("/dev/shm")  # noqa: S108 - the folder to be scanned
 
+# torch_4711_2931855_0, sem.loky-4711-…, __KMP_REGISTERED_LIB_4711_1000: the first number is the pid of the
+# maker.
 _PID_IN_NAME = re.compile(r"(?:torch|loky|sem\.loky|pymp|nccl|__KMP_REGISTERED_LIB)[-_](\d+)[-_]")
 _OF_LIBRARIES = re.compile(r"torch_\d+_|psm_[0-9a-f]|sem\.(mp|loky)-|loky-|pymp-|nccl-|__KMP_REGISTERED_LIB_")
 """Names under which torch, multiprocessing, joblib, NCCL and OpenMP find shared memory between processes."""
@@ -105,6 +107,7 @@ def open_files(pid: int, folder: Path) -> Iterator[tuple[Identity, str]]:
             with contextlib.suppress(OSError):  # closed meanwhile
                 path = os.readlink(entry.path)  # noqa: PTH115
                 if path.startswith(f"{folder}/"):
+                    # Through the link in /proc, which reaches a removed file, too.
                     facts = entry.stat()
                     yield (facts.st_dev, facts.st_ino), path
 
@@ -114,6 +117,8 @@ def mapped_files(pid: int, folder: Path) -> Iterator[tuple[Identity, str]]:
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
             if f" {folder}/" in line:
+                # "7f1c8a000000-7f1c8a001000 rw-s 00000000 00:1b 42    /dev/shm/torch_1_2_0", the device in
+                # hexadecimal.
                 *_, device, inode, path = line.split(maxsplit=5)
                 major, minor = (int(number, 16) for number in device.split(":"))
                 yield (os.makedev(major, minor), int(inode)), path
@@ -124,6 +129,7 @@ def remove_entry(entry: ShmEntry, folder: Path = SHM) -> str:
     path = folder / entry.name
     try:
         facts = path.lstat()
+        # Another process may have made a file of this name since.
         if (facts.st_dev, facts.st_ino) == entry.identity:
             path.unlink()
     except FileNotFoundError:

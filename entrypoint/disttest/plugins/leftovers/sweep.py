@@ -34,6 +34,7 @@ class Sweep(RunWatch):
         """Remove files that the run's processes left; yield node id and description of each."""
         # New, unused files of this user whose maker is unknown are reported in one note with the tests that ran at
         # that time. They may belong to any program.
+        # The ledger first: what it removes is no longer new and of unknown origin.
         yield from remove_made(take_ledger(self._results()))
         new = unused_entries(lambda entry: entry.identity not in self._before)
         ran = attempts() if new else ()

@@ -10,6 +10,7 @@ import base64
 import re
 from collections.abc import Iterable, Iterator
 
+# Eight characters are 48 bits, which innocent text does not match by chance.
 _WINDOW = 8
 _ALPHABET = rb"[A-Za-z0-9+/_-]"
 # Shorter words are most of a log. The last line of wrapped base64 may be as short.
@@ -26,6 +27,8 @@ def encodings(raw: bytes) -> Iterator[bytes]:
     """Yield a value in base64 and base64url, behind any other bytes; characters that depend on its neighbours are left out."""
     for shift in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            # A character has 6 bits. Those that also hold bits of the bytes before or behind the value are
+            # unknown.
             yield encode(b"\0" * shift + raw)[-(-shift * 8 // 6) : (shift + len(raw)) * 8 // 6]
 
 

@@ -56,6 +56,7 @@ class Masker(OutputFilter):
         # Each line of a value is masked separately, too, because programs print values line by line.
         whole = [value for value in values if value.strip()]
         lines = [line.strip() for value in whole for line in value.splitlines()]
+        # The mask itself would be masked anew each time that a text passes.
         good = {value for value in (*whole, *lines) if len(value) >= SHORTEST and value != MASK}
         fresh = sorted(good - self._values)
         if fresh:
@@ -65,6 +66,7 @@ class Masker(OutputFilter):
 
     def learn(self, data: bytes) -> None:
         """Mask the values that a program asks GitHub to mask in this output."""
+        # Each piece of output passes here, and nearly none has the command.
         if b"::add-mask::" in data:
             self.hide(_unescaped(match[1]).decode("utf-8", "replace") for match in _LEARNED.finditer(data))
 
@@ -101,6 +103,8 @@ class Masker(OutputFilter):
         """Return the number of bytes at the end that may belong to a value; 0 if they are too many to hold."""
         end = len(data) - self._unfinished(data)
         for start, stop in reversed(_merged(list(self._spans(data)))):
+            # A whole value reaches into the part that is held back. Without its end it would not be
+            # recognised.
             if start < end < stop:
                 end = start
         held = len(data) - end
@@ -122,6 +126,7 @@ class Masker(OutputFilter):
         else:
             self._ledger = high_copy(fd)
             os.close(fd)
+        # All processes of the run write to it. So each value lands at the end, and none overwrites another.
         fcntl.fcntl(self._ledger, fcntl.F_SETFL, os.O_APPEND)
         found = os.fstat(self._ledger)
         self._identity = (found.st_dev, found.st_ino)
@@ -151,11 +156,13 @@ class Masker(OutputFilter):
         size = self._ledger_size()
         if size <= self._read:
             return
+        # Not `read`: the processes share one position of the file.
         added = os.pread(self._ledger, size - self._read, self._read)
         self._read = size
         self._add(filter(None, added.decode("utf-8", "surrogatepass").split("\0")))
 
     def _write(self, values: Iterable[str]) -> None:
+        # A value may have several lines, but neither a variable nor an argument can contain a zero byte.
         text = "".join(f"{value}\0" for value in values)
         # A test may have closed the descriptor or opened another file in its place.
         self._ledger_size()

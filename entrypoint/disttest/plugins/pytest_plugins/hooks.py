@@ -59,6 +59,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @hookimpl
 def disttest_leaves_tests(config: pytest.Config) -> bool | None:
     """Leave the tests to pytest-xdist if it distributes them, or if this is one of its workers."""
+    # "dsession" exists in the process that distributes, "workerinput" in each worker.
     return config.pluginmanager.hasplugin("dsession") or hasattr(config, "workerinput") or None
 
 
@@ -80,6 +81,7 @@ def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -
 def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
     """Pass on the seed that pytest-randomly has drawn."""
     seed = getattr(config.option, "randomly_seed", None)
+    # Without it each process draws its own seed, and ranks would collect tests in different orders.
     return (f"--randomly-seed={seed}",) if isinstance(seed, int) else ()
 
 
@@ -116,6 +118,7 @@ def _overrule_xdist(config: pytest.Config) -> None:
     processes = getattr(asked, "numprocesses", None)
     if not _distributes(asked):
         return
+    # `-d` and `--tx` distribute tests without `-n`, too.
     asked.numprocesses, asked.distload, asked.dist, asked.tx = 0, False, "no", []
     word = f"-n {processes}" if processes else "distribution"
     setattr(asked, _OVERRULED, f"{word} of pytest-xdist is ignored: use slots (--slots)")

@@ -90,6 +90,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         from disttest.runtime.rank.rank_spec import place_variables
 
         size = known.disttest_spmd.partition(",")[0].strip()
+        # Before conftest files are imported, which often read WORLD_SIZE at their top.
         os.environ.update(place_variables(0, size))  # noqa: TID251
 
 

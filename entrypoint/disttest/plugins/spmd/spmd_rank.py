@@ -54,6 +54,7 @@ class SuiteSession:
                 world.
         """
         self._session = session
+        # Hooks of conftest files read it, mostly in `pytest_sessionfinish`.
         session.testsfailed = failed_before
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -102,6 +103,7 @@ def serve_spmd(
     serve_orders(
         spec, channel, session, run, silences=lambda plugin: not is_conftest(plugin) and plugin is not suite
     )
+    # After the tear-down of the last fixtures, as in pytest, and in each rank, as under torchrun.
     suite.finish()
     save()
     leave(0)

@@ -28,6 +28,7 @@ class DictVersion:
         Args:
             mapping: a dictionary, or the view that ``vars`` returns for a class.
         """
+        # `vars` of a class is a read-only view, whose only referent is the dictionary itself.
         self._dict = mapping if isinstance(mapping, dict) else gc.get_referents(mapping)[0]
         self._number = _number_of(self._dict)
         self._noted = -1
@@ -61,6 +62,7 @@ class UntilChanged(Generic[T]):
 @functools.cache
 def is_numbered() -> bool:
     """Whether this Python numbers the modifications of dictionaries; found by trial."""
+    # In a Python without such numbers, the bytes at this place belong to something else and stay the same.
     trial = {"key": 0}
     number = _number_of(trial)
     before = number.value

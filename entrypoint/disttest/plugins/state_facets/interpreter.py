@@ -26,6 +26,7 @@ def in_place(values: list[Any]) -> tuple[Callable[[], Any], Callable[[Any], None
     """Return getter and setter for the content of a list whose identity must be kept."""
 
     def put(then: tuple[Any, ...]) -> None:
+        # Other modules may hold the list itself, as after `from sys import path`.
         values[:] = then
 
     return lambda: tuple(values), put

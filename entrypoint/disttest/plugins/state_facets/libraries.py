@@ -23,6 +23,7 @@ from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribu
 
 
 def _decimal() -> tuple[Any, ...]:
+    # Without the flags, which every inexact result sets.
     context = decimal.getcontext()
     return (context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp)
 
@@ -36,6 +37,7 @@ def _put_decimal(then: tuple[Any, ...]) -> None:
 
 def _put_filters(then: tuple[Any, ...]) -> None:
     warnings.filters[:] = then  # type: ignore[index]
+    # Each module remembers which warnings it has shown, until the version of the filters changes.
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 

@@ -60,6 +60,7 @@ _WATCHED = (
         "torch.nn.functional",
         "torch.nn:Module",
     ),
+    # Not SGD, Adam and AdamW: torch replaces their methods when it compiles an optimizer step.
     *("torch.optim:Optimizer", "torch.random", "torch.testing", "torch.testing._comparison"),
     *("torch.testing._internal.common_utils:TestCase", "torch.utils.data"),
 )
@@ -113,6 +114,8 @@ class _Watched:
             if now.get(name) is not original
         ]
         found += [((self._label, name), now[name]) for name in self._hidden(now)]
+        # Only private values have changed. The next look must not go through the names again because of
+        # them.
         if not found:
             self._seen = values
         return found
@@ -145,10 +148,12 @@ _modules: dict[str, Any] = {}
 
 
 def _patched() -> Values:
+    # Modules that a test imports are watched from the next reading on.
     for label in _WATCHED if len(_watched) < len(_WATCHED) else ():
         if label not in _watched and (owner := _find(label)) is not None:
             _watched[label] = _Watched(label, owner)
     replaced = (each for watched in _watched.values() for each in watched.replaced())
+    # Over NCCL, the observing layer replaces functions of torch in the middle of a test. They stay.
     return {name: value for name, value in replaced if not (is_of_observer(value) or _is_of_dynamo(value))}
 
 
@@ -219,6 +224,7 @@ def _restore_module(name: str, then: Any) -> bool:
 
 def _mock_patches() -> Values:
     mock = sys.modules.get("unittest.mock")
+    # `patch.start()` adds to this list. Patches of `with` blocks and decorators end with their code.
     active = mock._patch._active_patches if mock else ()
     return {_target(patch): patch for patch in active} if active else {}
 

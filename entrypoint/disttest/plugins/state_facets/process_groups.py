@@ -68,6 +68,7 @@ def _restore(name: str, then: Any) -> bool:
         if group is not None:
             dist.destroy_process_group(group)
         return True
+    # A group of the same name with another identity was made by the test, and its peers may be gone.
     if group is None or then is MISSING or then.id != id(group):
         return False
     if then.limit_s is not None:

@@ -13,6 +13,8 @@ from typing import Any
 from disttest.host.process import umask_now
 from disttest.runtime.rank.facet import Facet, Setting, Values, change, settings
 
+# Real-time signals have no names, except the first and the last. disttest asks ranks for stacks by one of
+# them.
 _WATCHED_SIGNALS = tuple(
     signal.Signals(number)
     for number in signal.valid_signals()
@@ -29,6 +31,7 @@ def _directory() -> Values:
     try:
         return {"": os.getcwd()}  # noqa: PTH109  # for each test
     except FileNotFoundError:
+        # The test has removed the folder that it is in.
         return {"": "(deleted)"}
 
 

@@ -80,6 +80,7 @@ def _autocast() -> Iterator[Setting]:
 
 
 def _autocast_nesting() -> int:
+    # torch has no getter of the depth; this pair returns it and changes nothing.
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
@@ -196,6 +197,7 @@ FACETS = (
         Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
         Setting("default device", torch.get_default_device, torch.set_default_device),
         Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        # No setter: only the guard that has entered the mode can leave it.
         Setting("inference mode", torch.is_inference_mode_enabled),
         Setting(
             "deterministic algorithms",

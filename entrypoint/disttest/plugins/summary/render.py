@@ -69,6 +69,7 @@ def render_summary(
         if len(text.encode()) <= max_bytes:
             return text
     # The smallest step fits unless names are extremely long.
+    # The cut may fall into the middle of a character.
     return text.encode()[:max_bytes].decode(errors="ignore")
 
 
