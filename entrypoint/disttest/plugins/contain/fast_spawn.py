@@ -72,8 +72,10 @@ class _Server(forkserver.ForkServer):
     def ensure_running(self) -> None:
         """Start a server that matches this process. A fork of the process that started one needs its own."""
         if (kind := _kind_of_interpreter()) != self._kind or self._owner != os.getpid():
+            # In a fork, only its own copies of the descriptors are closed; the parent's server goes on.
             self._retire()
             self._kind, self._owner = kind, os.getpid()
+            # This module too: the server unpickles `_Inherited` before the child has the user's modules.
             self.set_forkserver_preload([__name__, *_wanted()])
         with _findable():
             super().ensure_running()
@@ -143,7 +145,7 @@ def _inherit(
         preparation: multiprocessing's own data, passed on.
     """
     for name in os.environ.keys() - environ.keys():  # noqa: TID251
-        # A new interpreter has the variables of its parent, while the server has those of its own start.
+        # A new interpreter has the variables of its parent. The server has those of the time when it started.
         del os.environ[name]  # noqa: TID251
     os.environ.update(environ)  # noqa: TID251
     came_along = forkserver.get_inherited_fds() or []

@@ -70,7 +70,7 @@ def _run(
     register_stacks(spec.stacks)
     before = started_children()
     run_protocol(items, order)
-    # What a wider fixture has started, such as a pool of workers, serves the next test, too.
+    # Processes of a wider fixture, such as a pool of workers, serve the next test, too.
     left = () if shared_fixtures(session) else end_new_children(before)
     flush_output()
     leaks = (*left, *watchdog.stop_leftover())

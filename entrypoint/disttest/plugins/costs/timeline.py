@@ -112,6 +112,7 @@ def _bar(
         test=index,
         attempt=attempt.attempt,
         kind=aggregates.classify(test if whole else TestOutcome(test=test.test, attempts=(attempt,))),
+        # Ordinary tests have no world, and a journal that was cut may lack the start of a world.
         lanes=held[attempt.world_id] if attempt.world_id in held else (lane[CONTROLLER],),
         start_s=start_s,
         end_s=start_s + attempt.duration_s,

@@ -119,6 +119,7 @@ class _Measuring:
         # No suffix: the name of the file already has the pid.
         own = coverage.Coverage(config_file=f"{_DATA}{self._order.config}", data_suffix=False, messages=False)
         own.set_option("run:data_file", str(self._folder / f"{_FILE}.{os.getpid()}"))
+        # A rank runs a few tests of the run. Modules that it has not measured may be measured by another one.
         own.set_option("run:disable_warnings", _OF_THE_WHOLE_RUN)
         own.set_option("run:patch", [])  # the user's patches are applied in the parent already
         own.start()

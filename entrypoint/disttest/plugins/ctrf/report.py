@@ -63,6 +63,7 @@ def _entries(run: RunResult) -> Iterator[dict[str, Any]]:
 def _summary(run: RunResult) -> dict[str, int]:
     counts = Counter(STATUS[test.final.outcome] for test in run.tests)
     counts["failed"] += len(run.collection_errors)
+    # The format requires all five counts, also those that disttest never uses.
     states = {name: counts[name] for name in ("passed", "failed", "skipped", "pending", "other")}
     return {
         "tests": sum(counts.values()),

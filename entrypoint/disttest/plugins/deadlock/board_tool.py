@@ -139,11 +139,12 @@ class BoardTool(BoardWriter, Tool):
 
     def on_wait(self, wait: Wait) -> None:
         """Record that a thread begins to wait."""
-        # Asked again at each wait: what a newer torch has renamed is a gap only once a test calls it.
+        # Asked again at each wait: a call that a newer torch has renamed is a gap only once a test makes it.
         if gaps():
             self._note_gap()
         if wait.ranks:
             self._note_making(wait)
+        # A thread that waits already has a row. Waits are nested, and the row shows the innermost one.
         thread = self._threads.get(wait.thread) or self._take_row(wait.thread)
         if thread is not None:
             thread.stack.append(wait)

@@ -63,6 +63,7 @@ def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
 def disttest_load_parts(config: pytest.Config) -> None:
     """Import the watch and its part in ranks."""
     del config
+    # Before the first fork: each rank and each world would pay for the import otherwise.
     from disttest.plugins.deadlock import in_rank, watch  # noqa: F401
 
 

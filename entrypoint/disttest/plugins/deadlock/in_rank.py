@@ -89,6 +89,8 @@ class WaitingRank(WatchedRank):
         self._late = LatePeers(self._tool.peers)
         self._failed = _FailedWaits(self._tool.slots, place)
         observe.install(self._tool, self._late, self._failed)
+        # Without it all ranks are connected when the group is made, and such a call returns when it is
+        # queued.
         if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in _NOT_SET:  # noqa: TID251  # as torch reads it
             observe.install(Connecting(self._tool))
         provide_board(self._tool.expect)
@@ -168,8 +170,8 @@ class _FailedWaits(Tool):
         """Record a failed wait."""
         if error is not None and wait.call is not None:
             # The rank reads the boards, not the world. In an attempt the world read them when the report
-            # arrived: on two busy processors the rank had already destroyed its group, and one of three
-            # runs of monitored_barrier named no rank.
+            # arrived. On two busy processors the rank had destroyed its group by then, and one of three runs
+            # of monitored_barrier named no rank.
             ranks = {rank: read_slot(slot) for rank, slot in self._slots().items()}
             self.awaited = find_awaited(ranks, self._rank, wait.call)
 

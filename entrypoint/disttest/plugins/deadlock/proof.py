@@ -70,7 +70,7 @@ def find_deadlock(situation: Situation) -> Deadlock | None:
     all_ranks = {**situation.over, **situation.ranks}
     if not situation.ranks or not all(snapshot.is_observed for snapshot in situation.ranks.values()):
         return None
-    # Ranks that have finished count as well: what they have called decides whether the others can go on.
+    # Ranks that have finished count as well: their calls decide whether the others can go on.
     if any(snapshot.has_gap for snapshot in all_ranks.values()) or not _are_themselves(all_ranks):
         return None
     found: list[Open] = []
@@ -232,6 +232,7 @@ def _first_missing(
 ) -> Waiting:
     """Return the wait. Of several calls in the queue of a GPU, it is the first that others have not issued."""
     assert wait.group is not None
+    # The calls behind the first missing one wait for it as well. Its line is where a reader has to look.
     seq = 1 + min(issued(all_ranks[member], wait.group) for member in missing)
     state = all_ranks[rank].groups.get(wait.group)
     call = state.calls.get(seq) if state else None
@@ -245,6 +246,7 @@ def _open_queued(rank: int, wait: Waiting, all_ranks: Mapping[int, Snapshot]) ->
     """Return a wait for a call that all ranks have issued but some GPU never reaches."""
     assert wait.group is not None
     last = QueuedCall(rank, wait.group, wait.seq)
+    # The message names the call that the GPU executes now. Those behind it are consequences.
     never = never_begin(last, all_ranks)
     current = current_call(last, never, all_ranks)
     stuck = [part for part in parts_of(current, all_ranks) if part in never and part.rank != rank]

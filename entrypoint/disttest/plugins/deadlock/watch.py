@@ -256,7 +256,7 @@ class DeadlockWatch(RankWatch):
             return None
         if not self._is_confirmed(attempt, situation):
             self._ask_after_s = now_s + self._pause_s
-            # An attempt interrupts every rank. Without the pause a rank that never confirms is asked at each look.
+            # An attempt interrupts every rank, and some ranks never confirm: without a pause they slow down.
             self._pause_s *= 2
             return None
         expected = is_expected(deadlock, situation.ranks)
@@ -336,6 +336,7 @@ def waits_for_gpu(snapshot: Snapshot) -> bool:
 
 
 def _present(attempt: Attempt, situation: Situation) -> list[RankProgress]:
+    # A dead rank has neither stacks nor alarms. Its board still shows its calls.
     return [progress for progress in attempt.ranks if progress.rank not in situation.dead]
 
 

@@ -115,6 +115,8 @@ class Terminal:
         if self._fd is not None:
             return
         self._hold(True)
+        # By name, so no process above has to keep it open. O_NOCTTY: it stays the terminal of the user's
+        # shell.
         self._fd = os.open(self._device, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         # The limits stop before the lock: they must not run while another rank has the terminal.
         fcntl.flock(self._fd, fcntl.LOCK_EX)

@@ -126,6 +126,7 @@ def merge_dumps(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             known = merged.get(name)
             merged[name] = {**known, **value} if isinstance(known, dict) else value
         for entry in record.get("entries", ()):
+            # In a torch whose two recorders share their memory, both dumps have all calls.
             entries.setdefault(_identity(entry), entry)
     return {**merged, "entries": sorted(entries.values(), key=lambda entry: entry.get("time_created_ns", 0))}
 

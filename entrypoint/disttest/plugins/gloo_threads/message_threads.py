@@ -32,6 +32,7 @@ def give_way() -> None:
             # A thread whose policy the user has chosen keeps it. SCHED_BATCH has the priority 0 only.
             if name_of_thread(tid) == _MESSAGE_THREAD and os.sched_getscheduler(tid) == os.SCHED_OTHER:
                 os.sched_setscheduler(tid, os.SCHED_BATCH, os.sched_param(0))
+    # Ended threads are forgotten, since the kernel uses their numbers again.
     _seen = now
 
 

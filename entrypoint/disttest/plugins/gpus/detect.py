@@ -172,6 +172,7 @@ class _Probed:
 
     def blame(self, ended: Ended) -> bool:
         """Blame the GPU that was being asked when the probe ended; return whether asking the others makes sense."""
+        # The driver fails before it gets to a single GPU, and would do so again.
         if self.last.gpu is None:
             self.broken = f"{self.last.what}: the NVML probe {ended}"
             return False

@@ -130,6 +130,7 @@ class GpuHealth(DeviceHealth):
         if prove is not None:
             self._note(prove.reason, "")
             self._prove, self._wanted_s = prove, self._clock()
+            # The proof needs idle GPUs, for which it would wait as long as worlds start there.
             self._scheduler.hold(prove.slots)
         return self.is_open(result.nodeid)
 
@@ -183,6 +184,7 @@ class GpuHealth(DeviceHealth):
         try:
             self._shared.finish()
         finally:
+            # In `finally`: an error at the end of the daemon must not keep the helper processes alive.
             self._watch.close()
             if self._prover is not None:
                 self._prover.kill()
@@ -297,7 +299,7 @@ class GpuHealth(DeviceHealth):
             self._conclude({})
 
     def _targets(self, slots: Sequence[Slot]) -> tuple[Target, ...]:
-        # What the driver calls broken needs no proof, and might hang it.
+        # A slot that the driver calls broken needs no proof, and might hang it.
         names = {slot.name for slot in slots if slot.name not in self._faults}
         every = targets_of(self._devices.machine, compute=self._devices.probe.compute)
         return tuple(target for target in every if target.name in names)

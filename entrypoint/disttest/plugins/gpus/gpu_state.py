@@ -81,7 +81,7 @@ class GpuState:
         # A wider fixture that this test has set up keeps its memory for the next one.
         before = max(self._before, self._at_call) if shared_fixtures else self._before
         more = _in_use() - before
-        # The cheaper one first: a collection of torch's objects takes up to 0.2 s, and most tests need none then.
+        # The cheaper one first: a collection of torch's objects takes up to 0.2 s. Most tests need none then.
         for release in (_clear_workspaces, gc.collect):
             if more > _WORTH_NAMING:
                 release()

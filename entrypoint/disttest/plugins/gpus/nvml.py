@@ -68,6 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     """Ask all questions and write the answers."""
     options = _parse(arguments)
     if options.library:
+        # The binding loads the library by its name, and has no parameter for a path.
         nvml.nvmlLib = CDLL(options.library)
     send_to_parent(Asking(what="nvmlInit"))
     try:

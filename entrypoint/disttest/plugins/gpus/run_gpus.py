@@ -64,6 +64,7 @@ class GpuDevices(Devices):
         # torch's CPU build on a machine with GPUs is a choice of the user, not an error.
         on_cpu = options.device == "cpu" or options.gpus.none or self._torch_is_for_the_cpu()
         found = () if on_cpu else self._gpu_slots()
+        # Before the GPUs are counted: `auto` means all that work.
         self._left_out = self._in_quarantine(found)
         usable = [slot for slot in found if slot.uuid not in self._left_out]
         if not on_cpu:
@@ -72,6 +73,7 @@ class GpuDevices(Devices):
         self.count = options.gpus.count or min(options.slots or len(usable), len(usable))
         self.on_slices = any(is_slice(slot) for slot in usable)
         if usable:
+            # Until the lease, the run knows how many GPUs it will get, and not which.
             self.slots = ()
         self.torch: TorchFacts | None = None
         """torch's view of the leased GPUs; None if torch was not asked."""

@@ -229,6 +229,7 @@ def usable_daemon(environ: dict[str, str]) -> bool:
 def _send_command(binary: str, environment: dict[str, str], command: str) -> int:
     """Send the daemon a command; return its exit code, or 1 if there is no answer in time."""
     try:
+        # Without arguments the program is a client of the daemon, and reads commands from its input.
         ended = subprocess.run(
             [binary],
             input=f"{command}\n".encode(),

@@ -226,4 +226,5 @@ def look_at_devices() -> TorchSight:
     if not seen.error:
         return TorchSight(seen, by_forks=True)
     torch = ask_torch()
+    # If a new interpreter can use the devices, the fault is in this process and not in the machine.
     return TorchSight(torch, by_forks=False, trouble="" if torch.error else seen.error)

@@ -150,6 +150,7 @@ def _log_folder(test: TestOutcome) -> str:
 def _timeline(run: RunResult, whole: RunResult) -> dict[str, Any]:
     timeline = build_timeline(whole)
     rows = {test.test.nodeid: row for row, test in enumerate(run.tests)}
+    # Tests that the page leaves out have no row and no bar, but they kept their slots busy.
     row_of = [rows.get(test.test.nodeid) for test in whole.tests]
     held = [*(bar.lanes for bar in timeline.bars), *(lanes for lanes, _, _ in timeline.worlds)]
     # Bars refer to their lanes by number: 20,000 bars share a few combinations.
@@ -275,6 +276,7 @@ def collective_table(result: TestResult) -> dict[str, Any] | None:
     # A hanging rank was asked, too, and an empty column for it is informative. The same holds for the culprit.
     ranks = [rank for rank in result.ranks if _was_asked(rank) or rank.rank == result.culprit]
     calls = [
+        # Messages have numbers of a separate series, which would hide collectives of the same number.
         {(call.group, call.seq): call for call in rank.collectives[-MOST_CALLS:] if not call.p2p}
         for rank in ranks
         if _was_asked(rank)

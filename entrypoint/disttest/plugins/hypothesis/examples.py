@@ -199,6 +199,7 @@ def _together(inner: Callable[..., Any], agreement: Agreement) -> Callable[..., 
             inner(*args, **kwargs)
         except UnsatisfiedAssumption:
             result = _REJECTED
+        # Such as StopTest. All ranks draw alike, so it ends the example in all of them at the same draw.
         except HypothesisException:
             raise
         except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001

@@ -140,6 +140,7 @@ class Inheritance:
     def take_variables(self) -> Variables:
         """Return the changes of environment variables since the last call, which living ranks can be notified of."""
         then, now = self._facts[ENVIRONMENT], self._seen[ENVIRONMENT]
+        # Living ranks apply the changes, so from now on they differ from a new rank by none of these.
         self._facts = {**self._facts, ENVIRONMENT: now}
         names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         return tuple((name, now.get(name)) for name in names)

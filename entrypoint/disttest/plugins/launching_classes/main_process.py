@@ -160,6 +160,7 @@ def _run(
     _forget_instance(item)
     host.begin(order, may_differ=ranks_may_differ(item), is_torchs=isinstance(item, TestCaseFunction))
     run_protocol(items, order)
+    # Before the last message of the test: it judges ranks that the test has never waited for.
     host.settle()
     flush_output()
     channel.send(TestDone(plugin_error=save(), leaks=watchdog.stop_leftover()))

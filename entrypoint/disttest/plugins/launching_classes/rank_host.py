@@ -379,7 +379,7 @@ class ForkHost:
             ],
         )
         attempt.rule, attempt.skips, attempt.main = rule, self._skips, self._phase
-        # A test that expects a rank to abort often checks what the others notice of it.
+        # A test that expects a rank to abort often checks how the others notice it.
         attempt.waits_for_peers = self.by_torchs_rules or rule.any_code or rule.expected != 0
         return attempt
 

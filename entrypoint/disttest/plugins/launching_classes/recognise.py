@@ -249,6 +249,7 @@ def kind_of(cls: type, *, torchs: bool) -> WorldKind | None:
         return None
     for base, starts_ranks in _STARTING.items():
         if issubclass(cls, _bases(module, base)):
+            # Statically: no property or metaclass of a test class runs while it is only inspected.
             theirs = inspect.getattr_static(getattr(module, base), starts_ranks, None)
             return (
                 WorldKind.MAIN

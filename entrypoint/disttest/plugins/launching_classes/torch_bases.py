@@ -227,6 +227,7 @@ def judge_threads(size: int, raised: Sequence[tuple[int, BaseException]], *, may
         unittest.SkipTest: all of them skipped.
     """
     errors = (error for _, error in raised if isinstance(error, Exception))
+    # Any other exception is raised by the harness, and tests of the harness may expect it.
     if all(isinstance(error, unittest.SkipTest) for error in errors):
         records = thread_records(size, raised, log="")
         raise_outcome([record for record in records if not record.woken], may_differ=may_differ)
@@ -262,6 +263,7 @@ def _host_continuous(base: Any, host: ForkHost) -> None:
 
         return types.MethodType(wrapper, self)
 
+    # torch's own starts ranks that disttest cannot supervise, and skips all further tests after a failure.
     base._spawn_processes = classmethod(spawn)
     base._worker_run_main_wait = wait_or_run
     tear_down = base.__dict__["tearDownClass"].__func__

@@ -28,13 +28,14 @@ class Sweep(RunWatch):
 
     def __init__(self, results: Callable[[], Path]) -> None:
         self._results = results
+        # By identity: a file made during the run may have the name of one that was removed.
         self._before = {entry.identity for entry in scan_shm().values()}
 
     def clean(self, attempts: Callable[[], Collection[TestResult]]) -> Iterator[tuple[str, str]]:
         """Remove files that the run's processes left; yield node id and description of each."""
         # New, unused files of this user whose maker is unknown are reported in one note with the tests that ran at
         # that time. They may belong to any program.
-        # The ledger first: what it removes is no longer new and of unknown origin.
+        # The ledger first: files that it lists are then no longer new files of unknown origin.
         yield from remove_made(take_ledger(self._results()))
         new = unused_entries(lambda entry: entry.identity not in self._before)
         ran = attempts() if new else ()

@@ -55,6 +55,7 @@ class EncodedLines:
 
     def unfinished(self, data: bytes) -> int:
         """Return the number of bytes at the end that may be continued by the next piece of a stream."""
+        # A longer run of such characters could hold back a stream for as long as it lasts.
         run = _AT_END.search(data[-_MOST:]) if self._windows else None
         spans = list(self._within(run[0], 0, len(run[0]))) if run is not None else []
         return len(run[0]) - spans[-1][0] if run and spans and spans[-1][1] == len(run[0]) else 0

@@ -56,7 +56,7 @@ class Masker(OutputFilter):
         # Each line of a value is masked separately, too, because programs print values line by line.
         whole = [value for value in values if value.strip()]
         lines = [line.strip() for value in whole for line in value.splitlines()]
-        # The mask itself would be masked anew each time that a text passes.
+        # The mask itself would be masked again each time that a text passes.
         good = {value for value in (*whole, *lines) if len(value) >= SHORTEST and value != MASK}
         fresh = sorted(good - self._values)
         if fresh:
@@ -96,6 +96,7 @@ class Masker(OutputFilter):
             at = data.find(form)
             while at >= 0:
                 yield at, at + len(form)
+                # By one character: occurrences may overlap, as "abab" does twice in "ababab".
                 at = data.find(form, at + 1)
         yield from self._encoded_lines.spans(data)
 
@@ -124,6 +125,7 @@ class Masker(OutputFilter):
         if fd is None:
             self._ledger = memory_file("disttest-masks")
         else:
+            # A high number, since tests and the programs that they start close low ones.
             self._ledger = high_copy(fd)
             os.close(fd)
         # All processes of the run write to it. So each value lands at the end, and none overwrites another.

@@ -33,6 +33,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
         _overrule_xdist(config)
     _need_no_failure_server(config)
     for name, value in _NO_FILES.items() if is_rank else ():
+        # A plugin that is not installed has no such option.
         if hasattr(config.option, name):  # the controller writes the files of a run
             setattr(config.option, name, value)
     return (yield)
@@ -101,6 +102,7 @@ def disttest_timeout(item: pytest.Item) -> float | None:
     """Return the limit that pytest-timeout was given for every test."""
     if not item.config.pluginmanager.hasplugin("timeout"):
         return None
+    # pytest-timeout keeps the limit there, from its option, its ini value or its variable.
     return getattr(item.config, "_env_timeout", None) or None
 
 

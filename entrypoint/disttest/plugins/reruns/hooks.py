@@ -66,6 +66,7 @@ def only_failed(targets: Sequence[str], results: Path | None, warn: Callable[[st
     if not (folder / FILE_NAME).is_file():
         warn(f"--last-failed: there are no results in {folder}: all tests run")
         return tuple(targets)
+    # A test with several worlds fails once for each, and is named once here.
     failed = dict.fromkeys(_failed(fold(read_events(folder / FILE_NAME))))
     kept = tuple(each for each in failed if any(_covers(target, each) for target in targets))
     if not kept:

@@ -177,6 +177,8 @@ def name_worlds(items: Iterable[pytest.Item], shape: WorldShape) -> None:
 
     for item in items:
         nodeid, parameters = item.nodeid, getattr(getattr(item, "callspec", None), "id", "")
+        # The world comes before the parameters, as in ids of marked tests, so that `-k 2xgloo` selects
+        # both.
         base = nodeid.removesuffix(f"[{parameters}]") if parameters else nodeid
         label = f"{shape}-{parameters}" if parameters else str(shape)
         rename(item, f"{base}[{label}]", collected_as=nodeid)

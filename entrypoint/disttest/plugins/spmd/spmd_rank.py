@@ -79,6 +79,7 @@ def serve_spmd(
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)
     watch_waits(spec.watches, spec.place)
+    # RANK is set here, so the usual message would name torchrun, which the user has not called.
     provide_world(_refuse_world, _refuse_world)
     follow_own_port(spec.master_port)
     connect_to_own_store(spec)

@@ -126,6 +126,7 @@ def _store_keys() -> Values:
         # Children that were waited for change this usage, and they may have called the store.
         or (_listed.store_calls, _listed.children) != (calls, children)
     ):
+        # Weak: the list must not keep a group alive that a test destroys.
         _listed = _Listed(_keys_of_tests(), weakref.ref(group), calls, children)
     return _listed.values
 

@@ -92,9 +92,11 @@ def _put_autocast_nesting(then: int) -> None:
 
 
 def _put_function_modes(then: int) -> None:
+    # From the top: modes form a stack, in which only the last one can be left.
     while _C._len_torch_function_stack() > then:
         _C._pop_torch_function_stack()
     if _C._len_torch_function_stack() < then:
+        # A mode that a test has left for its fixture cannot be entered again from outside.
         raise LookupError("a mode that was there is gone")
 
 

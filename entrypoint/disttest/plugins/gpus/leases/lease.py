@@ -90,6 +90,7 @@ class Lease:
         Raises:
             InfrastructureError: the quarantine cannot be recorded; the slot stays in this lease.
         """
+        # The note comes first. Between the release and the note, another run could take the GPU.
         self._notes.add(slot.uuid or slot.name.replace(":", "-"), reason, pid=pid)
         self.release_slot(slot)
 
@@ -163,6 +164,8 @@ class Leaser:
                 lease, reason = self._attempt(request, ticket)
                 if lease is not None:
                     return lease
+                # The loop looks up to a hundred times a second, and the terminal gets a line for each
+                # change.
                 if reason != reported:
                     self._on_wait(reason)
                     reported = reason

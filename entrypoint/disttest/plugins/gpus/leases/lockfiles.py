@@ -75,7 +75,7 @@ class Lock:
         """Write the holder into the lock file."""
         with contextlib.suppress(
             OSError
-        ):  # another user's file, or no room: nobody gets to know, and the lock holds
+        ):  # another user's file, or a full disk: the holder has no name then, and the lock holds
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, msgspec.json.encode(holder), 0)
 
@@ -161,6 +161,7 @@ class LockDirectory:
             sleep(0.005)
             lock = self.try_lock(_GATE)
         if lock is not None:
+            # A run that waits in vain for the gate can then name its holder, which is probably stopped.
             lock.sign(Holder(pid=os.getpid(), since_s=boot_clock()))
         try:
             yield lock is not None

@@ -74,6 +74,7 @@ class QuarantineNotes:
         """
         notes = {}
         for name, note in self._read():
+            # A reboot resets the GPU and ends every process that held it.
             if note.boot_id != self._boot_id or (note.pid and not is_alive(note)):
                 self._folder.remove(name)
             else:

@@ -82,6 +82,7 @@ class SharedFolder:
 
     def _open(self, name: str) -> int:
         try:
+            # `open_regular` refuses links, pipes and devices that another user has put there.
             fd = open_regular(name, os.O_RDWR, at=self._fd)
         except PermissionError:
             # Its maker died before the file was made accessible to all users. Read access is sufficient for a lock.

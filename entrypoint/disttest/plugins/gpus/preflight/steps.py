@@ -236,7 +236,9 @@ class _Preflight:
         peers = tuple(target for target in self.healthy() if not target.is_slice)
         pairs = list(itertools.combinations(range(len(peers)), 2))
         if self.level is Level.FULL:
+            # Both directions, since a connection may be bad in one of them only.
             pairs += [(second, first) for first, second in pairs]
+        # A worker that hangs takes the pairs behind it along, so each attempt begins with the next pair.
         for _ in range(_MAX_LOST_PAIRS):
             if not pairs:
                 return

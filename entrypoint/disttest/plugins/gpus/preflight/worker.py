@@ -98,6 +98,7 @@ class Bench:
         """Compare a matrix product in float32 with the same in float64 on the CPU; measure TFLOP/s."""
         # The error limit is that of a sum of n products, each rounded: n · eps · |a|·|b|.
         n = 1024 if self.is_cuda else 256
+        # The same numbers each time, so that a failure can be repeated.
         generator = torch.Generator().manual_seed(n)
         a, b = (torch.randn(n, n, dtype=torch.float64, generator=generator) for _ in range(2))
         a, b = a.float(), b.float()
