@@ -75,7 +75,7 @@ class _Server(forkserver.ForkServer):
             # In a fork, only its own copies of the descriptors are closed; the parent's server goes on.
             self._retire()
             self._kind, self._owner = kind, os.getpid()
-            # This module too: the server unpickles `_Inherited` before the child has the user's modules.
+            # This module too: the first object that a child unpickles is `_Inherited`.
             self.set_forkserver_preload([__name__, *_wanted()])
         with _findable():
             super().ensure_running()

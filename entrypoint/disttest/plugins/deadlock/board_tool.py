@@ -178,7 +178,7 @@ class BoardTool(BoardWriter, Tool):
 
     def on_group(self, group: Group, *, made: bool) -> None:
         """Reset the numbers of a group whose name is used again."""
-        # Both count from 1 afterwards: a group that is made under a used name, and one that is destroyed.
+        # Made under a used name, or destroyed: the next calls under this name count from 1.
         del made
         place = self._groups.get(group.name)
         if place is not None:

@@ -227,7 +227,7 @@ class Account:
                 ended_at_s=now_s if at_s is None else at_s,
                 message=clean_text(message)[:2000],
                 details=shorten(clean_text(details)),
-                # With the first report: the boards show the missing calls only until groups are destroyed.
+                # Once, with the first report. These ranks were noted when the wait failed.
                 because_of=awaited_ranks() if unrendered and is_consequence(message) else (),
                 unrendered=unrendered,
                 stop=stop,

@@ -170,7 +170,7 @@ class _State:
 
     def left(self, *, skipped: bool) -> tuple[str, ...]:
         """Describe state that a test has left, after restoring what can be restored."""
-        # A test that skips leaves its group to the end of the process, which comes later in a rank that stays.
+        # A skipped test leaves its group to the end of the process, which comes later in a rank that stays.
         if skipped:
             _destroy_groups()
         if left := (*self.threads, *_group(), *self._modules_changed(), *watchdog.stop_leftover()):

@@ -238,7 +238,7 @@ class _Preflight:
         if self.level is Level.FULL:
             # Both directions, since a connection may be bad in one of them only.
             pairs += [(second, first) for first, second in pairs]
-        # A worker that hangs takes the pairs behind it along, so each attempt begins with the next pair.
+        # A worker that hangs leaves the pairs behind it untried. The next attempt begins with them.
         for _ in range(_MAX_LOST_PAIRS):
             if not pairs:
                 return
