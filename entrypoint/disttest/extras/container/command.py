@@ -62,6 +62,7 @@ def take_secrets(words: Sequence[str], environ: Mapping[str, str]) -> tuple[tupl
     secret = {option.flag: option.variable for option in options_of("run") if option.secret}
     left: list[str] = []
     variables = dict(environ)
+    # One iterator for the loop and its body: of `--mask VALUE` the second word is a secret, too.
     waiting = iter(words)
     for word in waiting:
         flag, given, value = word.partition("=")
@@ -76,6 +77,7 @@ def take_secrets(words: Sequence[str], environ: Mapping[str, str]) -> tuple[tupl
 def _foreign_flag(option: Option) -> Decorator:
     def set_value(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
         words = context.meta.setdefault(_HANDED_ON, [])
+        # A switch gets its value behind `=`. It may also stand alone, so the next word may be a test.
         for value in given if option.many else (given,):
             if value is not None:
                 words.extend([f"{option.flag}={value}"] if option.type.bare else [option.flag, value])
@@ -95,6 +97,7 @@ def _foreign_flag(option: Option) -> Decorator:
 
 
 @serves(Purpose.MACHINES)
+# Options behind the first argument belong to the run inside, even those that both commands have.
 @click.command(
     cls=RelayingCommand, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
 )
@@ -184,5 +187,6 @@ def render_preview(prepared: Prepared) -> str:
         "hand_back": prepared.hand_back,
         "create": container_arguments(prepared.spec),
     }
+    # The preview prints the container's variables, into one of which `take_secrets` has moved --mask.
     outgoing.hide(prepared.spec.environment.get("DISTTEST_MASK", "").splitlines())
     return outgoing.text(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())

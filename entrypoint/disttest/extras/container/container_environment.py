@@ -56,6 +56,7 @@ def choose_environment(environ: Mapping[str, str], extra: Iterable[str]) -> dict
             raise UsageError(f"--env {entry!r} is not NAME or NAME=VALUE")
         if equals:
             chosen[name] = value
+        # A name without a value on the host sets nothing, as `--env NAME` of docker run.
         elif name in environ:
             chosen[name] = environ[name]
     return chosen
@@ -73,5 +74,6 @@ def _of_options() -> frozenset[str]:
         option.variable
         for command in IN_CONTAINER
         for option in options_of(command)
+        # A secret always has a variable here: `take_secrets` moves it there from the command line.
         if option.has_variable or option.secret
     )

@@ -11,6 +11,7 @@ from disttest.extras.container.gpus import ALL, CDI_KIND, GpuGrant, Way
 from disttest.extras.container.limits import CONTAINER_LIMIT_S, CONTAINER_TERM_S
 from disttest.model import Frozen
 
+# The stack limit that NVIDIA's own images ask for at their start (`--ulimit stack=67108864`).
 STACK_BYTES = 64 * 1024**2
 GIB = 1024**3
 SMALLEST_SHM = GIB
@@ -69,14 +70,18 @@ def container_arguments(spec: LaunchSpec) -> dict[str, Any]:
         "working_dir": spec.working_dir,
         "environment": {**spec.environment},
         "labels": dict(spec.labels),
+        # A mount whose source is missing is refused. `volumes` would create the source as a folder of root.
         "mounts": [Mount(bind.path, bind.path, type="bind", read_only=bind.read_only) for bind in spec.binds],
+        # Ranks may leave orphans, which process 1 must reap. `timeout` waits for its own child only.
         "init": True,
+        # The engine ignores shm_size for a container that shares the IPC namespace of the host.
         "ipc_mode": "private",
         # NCCL shares memory between processes through /dev/shm; the engine's default of 64 MiB is too small:
         # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
         "shm_size": spec.shm_bytes,
         "security_opt": ["no-new-privileges"],
         "stdin_open": False,
+        # With a terminal, the engine sends one stream, and standard error would arrive as standard output.
         "tty": False,
     }
     arguments |= _limits(spec) | _sandbox(spec)
@@ -117,6 +122,7 @@ def _sandbox(spec: LaunchSpec) -> dict[str, Any]:
     sandbox: dict[str, Any] = {}
     if spec.user:
         sandbox["user"] = spec.user
+        # Root keeps its capabilities: without DAC_OVERRIDE it could not write another user's workspace.
         if not spec.user.startswith("0"):
             sandbox["cap_drop"] = ["ALL"]
     if spec.network:
@@ -126,6 +132,7 @@ def _sandbox(spec: LaunchSpec) -> dict[str, Any]:
         # https://github.com/moby/moby/issues/35890
         sandbox |= {"read_only": True, "tmpfs": {"/tmp": "exec,mode=1777"}}  # noqa: S108 - inside the container
     if spec.gpus.way is not Way.PODMAN:
+        # The launcher reads the attached stream. This copy would grow without a limit, on the engine's disk.
         sandbox["log_config"] = LogConfig(type="json-file", config={"max-size": "50m", "max-file": "2"})
     return sandbox
 

@@ -28,6 +28,7 @@ from disttest.model import Frozen
 SHOWN_LINES = 12
 """Last lines of pip's output to show; a conflict is reported at the end."""
 SOURCE = "/tmp/disttest-project"  # noqa: S108 - inside the image
+# The build runs as root in a layer of its own, where pip's warning about root is noise.
 # With pip, which the image has: the same hash checks and constraints. uv would add 60 MB.
 _PIP = "python3 -m pip install --no-cache-dir --disable-pip-version-check --root-user-action=ignore"
 _REQUIREMENTS = f"""\
@@ -106,6 +107,7 @@ def with_project(client: docker.DockerClient, image: str, project: Project, say:
         asked=asked,
         labels={f"{PREFIX}project": place},
     )
+    # The file travels with the build, so that an edit of it gives the layer another digest.
     script = (resources.files(__package__) / "installed_first.py").read_bytes()
     with tempfile.TemporaryFile() as context:
         try:
@@ -136,6 +138,7 @@ def _with_layer(
     client: docker.DockerClient, image: str, layer: Layer, context: IO[bytes], what: str, say: Say
 ) -> str:
     with engine_errors(f"looking for image {image}"):
+        # By id: a pull may move the tag, and the layer must then be built on the new image.
         base = str(client.images.get(image).id)
     tag = f"{layer.name}:{_digest(base, layer.recipe, context)}"
     with engine_errors(f"looking for image {tag}"):
@@ -144,6 +147,7 @@ def _with_layer(
         except ImageNotFound:
             say(f"installing {what} into {image}")
             context.seek(0)
+            # The Dockerfile comes after the digest, in which recipe and base are included already.
             with tarfile.open(fileobj=context, mode="a") as archive:
                 _add(archive, "Dockerfile", layer.recipe.replace("{image}", base).encode())
             context.seek(0)
@@ -160,6 +164,7 @@ def _digest(base: str, recipe: str, context: IO[bytes]) -> str:
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    # Time and owner stay zero, so that equal content gives an equal digest.
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
@@ -173,6 +178,7 @@ def _build(client: docker.DockerClient, layer: Layer, context: IO[bytes], tag: s
             tag=tag,
             labels=dict(layer.labels),
             rm=True,
+            # `rm` alone keeps the intermediate container of a build that failed.
             forcerm=True,
             timeout=REQUIREMENTS_S,
         )
@@ -191,6 +197,7 @@ def _end(log: Iterable[Mapping[str, Any]]) -> str:
 def _remove_others(client: docker.DockerClient, tag: str, label: str) -> None:
     """Remove the images of earlier states of a project; one that a container uses stays."""
     with contextlib.suppress(DockerException, OSError):
+        # A container may still use an old image, which does not concern this launch.
         for image in client.images.list(filters={"label": label}):
             if tag not in image.tags:
                 with contextlib.suppress(DockerException):

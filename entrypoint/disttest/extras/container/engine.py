@@ -40,6 +40,7 @@ def endpoints(*, chosen: str, environ: Mapping[str, str], uid: int, home: str) -
     """
     if chosen:
         return (Endpoint(origin="--engine", host=chosen, chosen=True),)
+    # In the order of Docker's own command: the variable overrides the current context.
     if host := environ.get("DOCKER_HOST"):
         return (Endpoint(origin="DOCKER_HOST", host=host, chosen=True),)
     if host := _context_host(environ):
@@ -89,6 +90,7 @@ def _context_host(environ: Mapping[str, str]) -> str:
     """Return the address of the current context, unless it is the built-in one."""
     host = _context(environ).Host or ""
     return (
+        # Every installation has the built-in context, so it is no choice: the other sockets are tried, too.
         "" if host in ("", "unix:///var/run/docker.sock", "http+unix:///var/run/docker.sock") else str(host)
     )
 
@@ -123,7 +125,9 @@ def engine_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except APIError as error:
+        # The first clause, since an APIError is a DockerException and a RequestException, too.
         said = str(error.explanation or error)
+        # `explanation` has the engine's own words; `str(error)` would add the URL and the status code.
         kind = UsageError if is_mistake(said) else EngineError
         raise kind(f"{doing}: {explain(said)}") from error
     except (DockerException, requests.RequestException, OSError) as error:
@@ -144,6 +148,7 @@ def find_engine(*, chosen: str, environ: Mapping[str, str], uid: int, home: str)
         except EngineError as error:
             if endpoint.chosen:
                 raise
+            # A usual place without a socket is not worth a line; one that exists and does not answer is.
             if Path(endpoint.host.removeprefix("unix://")).exists():
                 tried.append(str(error))
     nothing = "no container engine found; install Docker or Podman, start it, or set DOCKER_HOST"
@@ -155,8 +160,10 @@ def _connect(endpoint: Endpoint, environ: Mapping[str, str]) -> docker.DockerCli
     try:
         client.ping()
     except BaseException:
+        # Also for Interrupted, which a signal handler raises here.
         client.close()
         raise
+    # The SDK reads this attribute with each request. The short limit is for a silent engine only.
     client.api.timeout = ENGINE_ANSWER_S
     return client
 
@@ -255,6 +262,7 @@ def pull(client: docker.DockerClient, image: str, say: Callable[[str], None]) ->
     layers: dict[str, bool] = {}
     told = 0
     for message in client.api.pull(name, tag=tag, stream=True, decode=True):
+        # The engine answers 200 before it pulls, so a refusal comes within the stream.
         if "error" in message:
             raise APIError(str(message["error"]))
         if layer := message.get("id"):
@@ -274,11 +282,14 @@ def split_tag(image: str) -> tuple[str, str]:
         name, _, digest = image.partition("@")
         return name, digest
     name, colon, tag = image.rpartition(":")
+    # In localhost:5000/name the colon belongs to the port of the registry.
     if not colon or "/" in tag:
         return image, "latest"
     return name, tag
 
 
+# The first matching row counts. The SDK reports a socket without permission as 'Connection aborted' with a
+# PermissionError, so engine-denied comes before engine-gone.
 ENGINE_ADVICE = AdviceTable(
     Known(
         "nvidia-smi-missing",

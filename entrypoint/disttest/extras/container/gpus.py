@@ -118,6 +118,7 @@ def _auto(allowed: tuple[str, ...] | None, engine: EngineGpus) -> GpuGrant:
             warning="this host has GPUs, but its engine cannot pass them to containers; running on the CPU"
             " (install nvidia-container-toolkit to use them)"
         )
+    # For a Podman on another host, nothing reports whether it has GPUs.
     if allowed is None and not engine.cdi and not engine.runtime:
         return GpuGrant(warning="the engine reports no GPU; running on the CPU")
     return _grant(allowed if allowed is not None else (ALL,), engine)
@@ -143,8 +144,10 @@ def _named(
 ) -> tuple[str, ...]:
     names = [name.strip() for name in asked.split(",")]
     for name in names:
+        # 0:1 is a MIG slice by its numbers, as NVIDIA_VISIBLE_DEVICES may name it.
         if not re.fullmatch(r"\d+(:\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+", name):
             raise UsageError(f"--gpus: {name!r} is not auto, all, none, a count, an index or a GPU's UUID")
+    # An index and a UUID may name the same GPU.
     uuids = tuple(dict.fromkeys(_uuid_of(name, host) for name in names))
     beyond = [uuid for uuid in uuids if share not in (None, ALL) and uuid not in (allowed or ())]
     if beyond:

@@ -219,4 +219,5 @@ def _give_to_workspace_owner(results: Path) -> None:
     for folder in (results, Path(".pytest_cache")):
         for each in (folder, *folder.rglob("*")):
             with contextlib.suppress(OSError):
+                # A link is changed itself: a test may have made it, and it may lead out of the results.
                 os.chown(each, owner.st_uid, owner.st_gid, follow_symlinks=False)

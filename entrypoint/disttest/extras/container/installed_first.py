@@ -30,8 +30,10 @@ def compiled_packages(source: str) -> set[str]:
     return {
         file.parts[0]
         for dist in distributions()
+        # pip records the folder (PEP 610): {"dir_info": {}, "url": "file:///tmp/disttest-project"}
         if f'"file://{source}"' in (dist.read_text("direct_url.json") or "")
         for file in dist.files or ()
+        # A compiled module outside of packages needs no finder: the checkout has no such file.
         if len(file.parts) > 1 and file.name.endswith(tuple(EXTENSION_SUFFIXES))
     }
 
@@ -43,6 +45,7 @@ def main(source: str) -> None:
     sites = {str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin}
     for site in sites:
         Path(site, "_disttest_installed_first.py").write_text(FINDER.format(site=site, names=names))
+        # At each start, site executes the lines of a .pth file that begin with `import`.
         Path(site, "_disttest_installed_first.pth").write_text("import _disttest_installed_first\n")
 
 

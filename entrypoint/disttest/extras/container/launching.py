@@ -66,6 +66,8 @@ from disttest.results.events import RunFinished
 from disttest.results.fold import DIED_EARLY, RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 
+# Ends that the run inside does not see: it was killed, the engine went away, or the container's timer struck.
+# Outputs that it published before belong to no such end.
 _INSIDE_PUBLISHES_NOTHING = (SIGKILL_CODE, ExitCode.ENGINE, ExitCode.DEADLINE)
 
 
@@ -86,6 +88,7 @@ class Aftermath:
         self._working_dir = working_dir
         self._environ = environ
         self._say = say
+        # Noted before the start: earlier steps append to these files, and earlier runs leave a journal.
         self._published = self._size("GITHUB_OUTPUT")
         self._summarized = self._size("GITHUB_STEP_SUMMARY")
         self._journal = _stamp(self._folder())
@@ -104,6 +107,7 @@ class Aftermath:
             if not has_published or code in _INSIDE_PUBLISHES_NOTHING:
                 self._publish("disttest_run_finished", run=None, results=None, exit_code=code)
             return
+        # The run inside did not conclude, or the launcher saw another end than its journal has.
         if run.reason == DIED_EARLY or (reason and run.exit_code != code):
             run = _rewrite(folder, run, code, reason, self._say)
             self._forget_summary()
@@ -146,8 +150,10 @@ def rebuild_left_run(results: Path | None, working_dir: Path, say: Callable[[str
     A run that ended normally has its own reports. Another run that writes into the directory now keeps it.
     """
     folder = results or working_dir / find_run((), working_dir)[0]
+    # The results of an earlier launch must not keep this one from starting.
     with contextlib.suppress(DisttestError, OSError), no_run_writes(folder):
         run = _read(folder, say)
+        # A journal with an end has its reports: the run inside wrote them.
         if run is not None and run.reason == DIED_EARLY:
             reason = "the launcher was killed; the next launch removed its container"
             _rewrite(folder, run, SIGKILL_CODE, reason, say)
@@ -175,6 +181,7 @@ def _rewrite(folder: Path, run: RunResult, code: int, reason: str, say: Callable
     """Record the end in the journal, and write the reports from it."""
     try:
         with contextlib.closing(Journal(folder / FILE_NAME)) as journal:
+            # A killed writer leaves a line without its end, and the next event would continue it.
             journal.end_line()
             journal.append(RunFinished(at_s=run.ended_at_s, exit_code=code, reason=reason))
             run = fold(journal.events())
@@ -225,6 +232,7 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
 
 
 def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) -> LaunchEnd:
+    # A mistake in --project is reported without an engine.
     project = read_project(options.project) if options.project else None
     try:
         with contextlib.closing(_engine(options, host)) as client:
@@ -302,6 +310,7 @@ def _run(
     say: Say,
 ) -> LaunchEnd:
     spec = prepared.spec
+    # A bind mount needs its source, and what the engine itself creates belongs to root.
     for folder in (options.results, options.cache):
         if folder is not None:
             make_folder(folder)
@@ -316,6 +325,7 @@ def _run(
         say(
             "warning: the engine cannot raise the memlock and stack limits, which NCCL may need [ulimit-refused]"
         )
+        # Only the start of a container shows whether the engine may raise limits; one in a container may not.
         spec = structs.replace(spec, raise_limits=False)
         outcome = _run_container(client, structs.replace(prepared, spec=spec), switch, say)
     if outcome.code in _STOPPED and not outcome.signum and not outcome.out_of_memory:
@@ -412,8 +422,10 @@ def _hand_back_quietly(client: docker.DockerClient, image: str, task: HandBack, 
 def _reap(client: docker.DockerClient, me: ProcessIdentity, host: Host, say: Say) -> None:
     """Remove leftovers of dead launches. It is not an error if another launch does so at the same time."""
     with engine_errors("looking for leftovers"):
+        # The low-level call: `containers.list` inspects each one, and fails if one vanishes meanwhile.
         ours = client.api.containers(all=True, filters={"label": f"{MARK}=1"})
     labels = {container["Id"]: container.get("Labels") or {} for container in ours}
+    # By id, since the tag of the image may have moved since that launch.
     images = {container["Id"]: container.get("ImageID", "") for container in ours}
     job = job_of(host.environ)
     for container_id, reason in leftovers(labels.items(), client=me, job=job, now_s=host.now()):
@@ -425,6 +437,7 @@ def _reap(client: docker.DockerClient, me: ProcessIdentity, host: Host, say: Say
             if getattr(error.response, "status_code", 0) not in (404, 409):
                 say(f"warning: container {container_id[:12]} could not be removed: {explain(str(error))}")
             continue
+        # After the removal: until then the container could still write files of root.
         task = hand_back_of(labels[container_id])
         if task is not None:
             with contextlib.suppress(EngineError):

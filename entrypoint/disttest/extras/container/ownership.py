@@ -92,6 +92,7 @@ def make_lease_folder(path: Path) -> None:
         UsageError: it cannot be made, or the existing one is not for leases.
     """
     make_folder(path.parent)
+    # The constructor creates the folder for all users, or refuses one that has other things in it.
     is_new = not path.exists()
     SharedFolder(path)
     if is_new:
@@ -101,6 +102,7 @@ def make_lease_folder(path: Path) -> None:
 def give_to_owner_above(path: Path) -> None:
     """Give a path that root made to the owner of the folder above it."""
     above, own = owner_of(path.parent), owner_of(path)
+    # A file of another user has its owner on purpose, and only root may give files away.
     if above != own and own.uid == 0:
         os.chown(path, above.uid, above.gid)
 
@@ -123,6 +125,7 @@ def choose_user(asked: str, *, owner: Owner, facts: EngineFacts) -> str:
 
 def needs_hand_back(user: str, *, owner: Owner, facts: EngineFacts) -> bool:
     """Whether the container may write files of another owner than that of the workspace."""
+    # An empty user is that of the image. It counts as another one, which costs one search at most.
     return not facts.rootless and user.split(":")[0] != str(owner.uid)
 
 
@@ -139,6 +142,8 @@ def hand_back(client: docker.DockerClient, image: str, task: HandBack) -> None:
             image,
             entrypoint=["find"],
             command=[
+                # -newerct compares the time of the last status change, which no program can set back, with a
+                # time as text. Unpacked archives have old modification times. -xdev leaves out other mounts.
                 task.workspace, "-xdev", "-newerct", f"@{task.since:.3f}",
                 "!", "-uid", task.owner.split(":")[0],
                 "-exec", "chown", "--no-dereference", task.owner, "{}", "+",
@@ -148,6 +153,7 @@ def hand_back(client: docker.DockerClient, image: str, task: HandBack) -> None:
             user="0:0",
             network_mode="none",
             cap_drop=["ALL"],
+            # Without these, root can neither enter private folders of other users nor change owners.
             cap_add=["CHOWN", "DAC_READ_SEARCH", "FOWNER"],
             security_opt=["no-new-privileges"],
         )  # fmt: skip

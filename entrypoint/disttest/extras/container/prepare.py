@@ -125,8 +125,10 @@ def _grant_gpus(
     host_gpus: tuple[HostGpu, ...] | None,
 ) -> GpuGrant:
     share = environ.get("NVIDIA_VISIBLE_DEVICES")
+    # Also for a run that leases: a count that the share cannot meet is refused before the start.
     grant = choose_gpus(options.gpus, share=share, host=host_gpus, engine=facts.gpus)
     if _leases_gpus(options):
+        # The container gets the whole share, since only the run inside knows which GPUs are free.
         return choose_gpus(ALL, share=share, host=host_gpus, engine=facts.gpus)
     return grant
 
@@ -148,6 +150,7 @@ def _binds(
     options: LaunchOptions, workspace: Path, working_dir: Path, environment: dict[str, str]
 ) -> tuple[Bind, ...]:
     paths: dict[str, Bind] = {}
+    # The user's mounts come first: the folders below are added only if none of these has them.
     for entry in options.mounts:
         path, _, mode = entry.partition(":")
         if mode not in ("", "ro", "rw"):
@@ -162,6 +165,7 @@ def _binds(
         if file.is_file():
             _add(paths, file)
         else:
+            # A variable without its file inside would make each attempt to publish fail.
             environment.pop(name, None)
     return tuple(paths.values())
 
@@ -201,5 +205,6 @@ def _run_environment(options: LaunchOptions) -> dict[str, str]:
             variables["DISTTEST_GPUS"] = options.gpus.strip()
     if options.cache is not None:
         cache = options.cache.resolve()
+        # Inductor's default is a folder in /tmp, which ends with the container.
         variables |= {"XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     return variables

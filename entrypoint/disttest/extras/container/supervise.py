@@ -129,10 +129,13 @@ def supervise(
     Raises:
         EngineError: it could not be started, or the connection to the engine was lost.
     """
+    # A signal handler puts into it. Only SimpleQueue.put is reentrant: Queue.put could wait for a lock of its
+    # own thread (https://docs.python.org/3/library/queue.html#queue.SimpleQueue.put).
     mailbox: queue.SimpleQueue[Signalled | Exited | Lost] = queue.SimpleQueue()
     with engine_errors("attaching to the container"):
         # Attached before the start, so that no output is lost.
         output = container.attach(stdout=True, stderr=True, stream=True, demux=True)
+    # Before the start: a signal that arrives while the engine starts the container waits in the mailbox.
     switch.deliver_to(lambda signum: mailbox.put(Signalled(signum=signum)))
     try:
         began_s = clock()
@@ -159,6 +162,7 @@ def _in_background(work: Callable[[], None]) -> threading.Thread:
 
 def _pump(output: Any, write: Write) -> None:
     # The end of the reader must not end the run: its reports are still owed.
+    # OSError is a reader that is gone, ValueError a stream that was closed.
     with contextlib.suppress(DockerException, requests.RequestException, OSError, ValueError):
         for out, err in output:
             write(out, err)
@@ -184,10 +188,12 @@ def _follow(
     while True:
         left = kill_at - clock()
         try:
+            # `get` raises OverflowError for an infinite timeout.
             message = mailbox.get(timeout=max(left, 0.0)) if kill_at < float("inf") else mailbox.get()
         except queue.Empty:
             if killed:
                 raise EngineError("the engine could not kill the container; restart the engine") from None
+            # Not `container.stop`, which sends SIGTERM again and waits for a limit of its own.
             _send(container, "SIGKILL")
             killed, kill_at = True, clock() + CONTAINER_KILL_S
             continue

@@ -68,6 +68,7 @@ def read_project(text: str) -> Project:
     extras = tuple(re.split(r"\s*,\s*", found["extras"])) if found["extras"] else ()
     table = _read_toml(folder / "pyproject.toml")
     build = [str(one) for one in _strings(table.get("build-system", {}).get("requires"))]
+    # pip's isolated build would get a torch from the index, whose ABI may differ from that of the image.
     needs_torch = any(_name(one) == "torch" for one in build) or _imports_torch(folder / "setup.py")
     return Project(
         folder=folder,
@@ -117,12 +118,14 @@ def files_of(folder: Path) -> list[Path]:
     """The files of a project, relative to its folder: those that git knows or does not ignore; without git, all."""
     known = _asked_git(folder)
     listed = _walk(folder) if known is None else known
+    # git also lists files deleted since the last commit, and submodules that are not checked out.
     return sorted(path for path in listed if (folder / path).is_symlink() or (folder / path).is_file())
 
 
 def _walk(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         if _MARKS & {*names}:
+            # A virtual environment, or the results of a run: no sources, here and below.
             folders.clear()
             continue
         folders[:] = [name for name in folders if name not in _LEFT_OUT]
@@ -133,12 +136,15 @@ def _asked_git(folder: Path) -> set[Path] | None:
     """The answer of git, submodules included; None if the folder is not in a repository, or there is no git."""
     found: set[Path] = set()
     # Of another user, too: a launcher that is root reads a runner's checkout.
+    # With that, git reads the configuration of a repository that is not this user's. Its core.fsmonitor could
+    # name a program, which git would start.
     git = ("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z")
     for which in (("--cached", "--recurse-submodules"), ("--others", "--exclude-standard")):
         try:
             done = subprocess.run((*git, *which), capture_output=True, check=True, timeout=GIT_S)
         except (OSError, subprocess.SubprocessError):
             return None
+        # -z and surrogateescape, since a file name may have any byte but zero and a slash.
         found |= {Path(name) for name in done.stdout.decode(errors="surrogateescape").split("\0") if name}
     return found
 
@@ -153,6 +159,7 @@ def add_files(archive: tarfile.TarFile, folder: Path, names: list[Path], below: 
             archive.addfile(member)
             continue
         status = path.stat()
+        # Only the executable bit counts, as for git. The umask of the checkout must not change the digest.
         member.size, member.mode = status.st_size, 0o755 if status.st_mode & stat.S_IXUSR else 0o644
         with path.open("rb") as file:
             archive.addfile(member, file)
