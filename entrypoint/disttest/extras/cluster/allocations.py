@@ -51,10 +51,12 @@ def split_by_time(
     pieces += [(1, timings.expect(test), (test.nodeid,)) for test in tests if not test.world]
     loads = [(0.0, runner) for runner in range(runners)]  # sorted, so it is a heap
     chosen: dict[str, int] = {}
+    # The ids break ties, so that equal input gives an equal plan.
     for size, expected_s, nodeids in sorted(pieces, key=lambda piece: (-piece[0], -piece[1], piece[2])):
         load_s, runner = loads[0]
         heapreplace(loads, (load_s + size * expected_s, runner))
         chosen.update(dict.fromkeys(nodeids, runner))
+    # Each part in the order of collection, which a runner keeps.
     parts: list[list[TestCase]] = [[] for _ in range(runners)]
     for nodeid, test in by_id.items():
         parts[chosen[nodeid]].append(test)
@@ -135,6 +137,7 @@ def allocate(
         *_spanning(spanning, timings, pool, at_once, failed, together=together),
         *_leases(single, timings, pool, at_once, least_s),
     ]
+    # Wide allocations wait longest for free nodes, so they are submitted first.
     return tuple(sorted(made, key=lambda each: -each.width))
 
 
@@ -185,6 +188,7 @@ def _deal(batches: Sequence[Batch], parts: int) -> list[list[Batch]]:
     loads = [(0.0, part) for part in range(parts)]
     for batch in sorted(batches, key=lambda batch: (-batch.expected_s, batch.batch_id)):
         load_s, part = loads[0]
+        # A batch of 0 s must count, or its part would stay the least loaded and get all of them.
         heapreplace(loads, (load_s + max(batch.expected_s, 0.001), part))
         dealt[part].append(batch)
     return [sorted(part, key=lambda batch: (not batch.urgent, batch.batch_id)) for part in dealt if part]

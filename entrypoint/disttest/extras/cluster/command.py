@@ -16,6 +16,7 @@ def node_agent() -> None:
     from disttest.extras.cluster.node.agent import Agent, own_output
     from disttest.extras.cluster.node.assignment import find_assignment
 
+    # First: text that another module prints into a line of the protocol would spoil it.
     own_output()
     Agent(find_assignment(environment())).run()
 

@@ -185,6 +185,7 @@ def run_on_cluster(
         NotEnoughDevices: a world needs more nodes than there are.
         UsageError: a target or an option is invalid.
     """
+    # First of all: the deadline also covers the query of the scheduler and the collection.
     stop = _Stop(options.deadline, signals)
     run_id = new_run_id()
     capacity = launcher.capacity()
@@ -197,6 +198,7 @@ def run_on_cluster(
     )
     journal = Journal(directory.path / FILE_NAME)
     recorder = stop.recorder = JobRecorder(journal, directory.home, tell)
+    # Before this run asks for nodes, which jobs of dead clients may hold.
     for name in remove_leftovers(launcher):
         recorder.noted(f"{name}: cancelled, since its client is dead")
     collection = _collect_for(host, request, stop)
@@ -219,6 +221,7 @@ def run_on_cluster(
         for job in jobs
     }
     _conduct_all(jobs, expected, request, division.jobs, options, launcher, recorder, stop)
+    # The user may have removed the results directory meanwhile; the open journal still has everything.
     if restored := directory.restore(journal):
         recorder.noted(restored)
     code, reason = _conclude(fold(journal.events()), stop, recorder)
@@ -243,6 +246,7 @@ def _collect_for(host: TargetHost, request: ClusterRequest, stop: _Stop) -> Coll
         UsageError: pytest could not collect the tests.
     """
     with tempfile.TemporaryDirectory(prefix="disttest-collect-") as folder:
+        # A folder of its own: the results directory of the run already holds the client's journal.
         flags = {**request.flags, "results": folder}
         collection = collect_tests(
             resolve_targets(request.targets),
@@ -253,6 +257,7 @@ def _collect_for(host: TargetHost, request: ClusterRequest, stop: _Stop) -> Coll
             wait=stop.wait_for,
         )
     fine = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INTERRUPTED, ExitCode.NOTHING_COLLECTED)
+    # Exit code 1 with errors of files is fine: they become events, and the other files run.
     failed = collection.exit_code == ExitCode.FAILED and not collection.errors
     if (collection.exit_code not in fine or failed) and not stop():
         raise UsageError(f"the tests could not be collected:\n{collection.output}")
@@ -261,8 +266,10 @@ def _collect_for(host: TargetHost, request: ClusterRequest, stop: _Stop) -> Coll
 
 def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: TargetHost) -> JobSpec:
     secret = {option.field for option in RUN_OPTIONS if option.secret}
+    # Masks stay here: this process hides secrets in all that nodes send, before it is written.
     flags = {name: text for name, text in request.flags.items() if name != "results" and name not in secret}
     if options.device == "auto":
+        # A node would decide by its own GPUs, and could name other worlds than this collection.
         flags["device"] = host.device
     return JobSpec(
         job_id="",
@@ -345,6 +352,7 @@ def _conduct_all(
         while any(not each.done() for each in running):
             stop.wait(TICK_S)
     for each in running:
+        # Raises the error of a thread, which would be lost otherwise.
         each.result()
 
 
@@ -399,6 +407,7 @@ class _Stop:
 
     def wait(self, limit_s: float) -> None:
         """Wait for a signal, at most this long."""
+        # After the first signal the pipe is not read any more: a second one would make this loop spin.
         wait_any(None if self.signal else self._signals, timeout_s=limit_s)
         self()
 

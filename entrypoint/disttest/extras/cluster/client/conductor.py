@@ -135,6 +135,7 @@ class Conductor(ABC):
         now_s = self._clock()
         # The client's clock: clocks of nodes differ, and only the time between two messages counts.
         self._heard_s[node] = now_s
+        # The scheduler may report a job as running long before its agents are up, so a message decides.
         self._running_s = self._running_s or now_s
         match message:
             case NodeReady():
@@ -208,8 +209,10 @@ class Conductor(ABC):
     def close(self, end: JobOutcome) -> None:
         """Judge all tests without a verdict after the end of the job."""
         final = self.failure or end
+        # The nodes know only the signal that they got. The scheduler knows why it was sent.
         if self._ended_by_scheduler and end.state in _SCHEDULERS_WORD:
             final = end
+        # Lines that no agent wrote, of srun, docker or Python: they say why none came up.
         if self._output and not self._ready and not self.refusal:
             final = msgspec.structs.replace(final, advice=f"{final.advice}\n" + "\n".join(self._output))
         self.settle(final)
@@ -244,6 +247,7 @@ class Conductor(ABC):
 
     def _on_ready(self, node: int, ready: NodeReady) -> Sequence[Message]:
         self._ready[node] = ready
+        # The way of the message is included: milliseconds, where clocks of nodes can differ by minutes.
         self._offsets_s[node] = self._recorder.now() - ready.at_s
         if len(self._ready) < self.job.shape.nodes:
             return ()
@@ -334,6 +338,7 @@ def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
             case JobEnded(end=end):
                 conductor.close(end)
                 return
+        # With each event, also an idle one: a conductor has no clock of its own.
         orders += conductor.tick()
         # After the event and the tick: the verdicts that have arrived count, even if the run ends now.
         if why := stop():

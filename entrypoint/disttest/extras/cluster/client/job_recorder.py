@@ -47,6 +47,7 @@ class JobRecorder(EventWriter):
         what = "AGAIN" if again else result.outcome.upper()
         tried = f" (attempt {result.attempt})" if again or result.attempt > 1 else ""
         with self._lock:
+            # Under one lock with its lines, so that threads do not mix the lines of two tests.
             super().test_finished(result, again=again)
             self._tell(f"{what:<8} {result.nodeid}{tried}  {result.duration_s:.2f} s")
             if result.outcome.is_bad:

@@ -51,6 +51,7 @@ class LeaseConductor(Conductor):
         return ()
 
     def _take_over(self, event: AnyEvent, offset_s: float, host: str) -> None:
+        # Two leases give their worlds the same ids.
         prefix = f"{self.job.job_id}."
         at_s = event.at_s + offset_s
         match event:
@@ -74,6 +75,7 @@ class LeaseConductor(Conductor):
                 self._recorder.noted(f"node {host}: {message}")
             case CollectionFailed():
                 self._recorder.event(event)
+            # Not an event of the merged journal: the client records the end of the whole run.
             case RunFinished(reason=reason):
                 self._reason = reason
             case _:

@@ -94,6 +94,7 @@ def _judge_records(
         for partition in partitions
         for record in partition.ranks
     }
+    # A record comes from another machine, so its rank may be any number.
     present = [by_rank[rank] for rank in sorted(by_rank) if 0 <= rank < test.world.size]
     missing = [rank for rank in range(test.world.size) if rank not in by_rank]
     # A node without records is named by its ranks; ranks of other nodes that the client ended are its victims.
@@ -185,6 +186,7 @@ def _without(
     message = f"{rank_names(missing)} of {size}{_where(test, missing, hosts)} left no record: {why}"
     if len(missing) == size:
         message = f"no rank left a record: {why}"
+    # Named in a note only: a rank that lost its peers with the machine fails, too.
     red = sorted((r for r in present if is_red(r)), key=by_guilt)
     culprit = red[0] if red else None
     notes = (f"rank {culprit.rank} on {culprit.node}: {culprit.message}",) if culprit else ()
@@ -251,5 +253,6 @@ def _where(test: TestCase, ranks: Sequence[int], hosts: Sequence[str]) -> str:
     """Format `` on node n2``; empty if the names of the nodes are unknown."""
     if not hosts or test.world is None:
         return ""
+    # Ranks are numbered node by node.
     names = sorted({hosts[rank // test.world.ranks_per_node] for rank in ranks})
     return f" on node {', '.join(names[:_MOST_NODES_NAMED])}{', …' if len(names) > _MOST_NODES_NAMED else ''}"

@@ -89,6 +89,7 @@ class SpanningConductor(Conductor):
     # --- worlds
 
     def _open_next(self) -> Sequence[Message]:
+        # A world that was replaced after a failure has left the rest of its tests in its list.
         self._worlds = [tests for tests in self._worlds if tests]
         if not self._worlds:  # retries come last, each in a separate world
             self._worlds = [[self._numbers[batch.nodeids[0]]] for batch in self._retries.due()]
@@ -97,12 +98,14 @@ class SpanningConductor(Conductor):
             return () if self._pausing else (FinishJob(),)
         self._number += 1
         self._world_s = self._clock()
+        # A late `PartitionUp` of the world before cannot come: each node has reported its end.
         self._up, self._gone, self._healthy, self._test = set(), set(), True, None
         self._begun = []
         return (OpenWorld(world=self._number),)
 
     def _join(self, address: str, port: int) -> Sequence[Message]:
         tests = tuple(self._worlds[0])
+        # All tests of a world have one shape, by the division.
         shape = self.job.tests[tests[0]].world
         assert shape is not None
         slots = tuple(
@@ -167,6 +170,7 @@ class SpanningConductor(Conductor):
             number = self._worlds[0].pop(0)
             self._judge(number, spoiled(self.job.tests[number].nodeid, failure, at_s=self._recorder.now()))
             orders.append(CloseWorld(world=self._number))
+        # The others may have ended before this one, and no further message would open the next world.
         if self._all(self._gone):
             self._world_s = None
             self._recorder.world_ended(self._world_id, failure)
@@ -226,10 +230,12 @@ class SpanningConductor(Conductor):
             cancelled=message.cancelled,
             by_scheduler=message.by_scheduler,
             plugin_error=message.plugin_error or self._owed_errors.pop(node, ""),
+            # A run that its user cancelled lost no node, so its failures are judged like any others.
             given_up=self.failure is not None and self.failure.state is not JobState.CANCELLED,
         )
         self._partitions.setdefault(message.test, {})[node] = record
         self._healthy = self._healthy and message.healthy
+        # The later record replaces that of its node, and the verdict is made again.
         if message.test in self._judged:  # a rank died after the verdict of its test
             self._judge(message.test, self._verdict(message.test, None))
             return ()
@@ -243,6 +249,7 @@ class SpanningConductor(Conductor):
         if is_for_the_job(partitions.values()) and not cancelled:
             return ()  # the job is ending; its reason will be known in a moment
         verdict = self._verdict(test, self._lost)
+        # A failure on one node leaves the ranks of the others in the middle of a collective.
         self._healthy = self._healthy and not verdict.outcome.is_bad
         self._judge(test, verdict)
         return self._run_next()
@@ -306,6 +313,7 @@ class SpanningConductor(Conductor):
         """Judge each test without a verdict from the available records and the scheduler's reason."""
         if self._world_s is not None and self._number:
             self._recorder.world_ended(self._world_id, str(end))
+        # First: without nodes there is no further attempt, so each verdict below is final.
         self._retries.stop()
         for number, test in enumerate(self.job.tests):
             if number in self._judged:

@@ -115,6 +115,7 @@ class Agent:
                     self._supervise(self._start(job, Path(folder)), signals)
             except DisttestError as error:
                 self._send(Refused(host=self._assignment.host, message=str(error)))
+            # Before the last message, which promises that nothing of the job runs on this node any more.
             left = kill_descendants()
             if left:
                 self._send(NodeNote(message=f"node {self._assignment.host}: could not be killed: {left}"))
@@ -125,6 +126,7 @@ class Agent:
     # --- beginning
 
     def _take_job(self, signals: NotedSignals) -> JobSpec | None:
+        # Nothing is printed until the job comes: an attached client misses earlier output (see `pods.py`).
         while not self._reason and monotonic() - self._heard_s < JOB_ARRIVAL_S:
             self._wait(signals)
             self._note_signal(signals)
@@ -180,6 +182,7 @@ class Agent:
             self._pass_on(work)
             self._check_client()
             self._end_if_asked(work)
+        # Once more: the work may have written between the last look and its end.
         self._pass_on(work)
         self._reason = self._reason or self._exit_reason(work)
 
@@ -218,6 +221,7 @@ class Agent:
             self._cancelled_s = monotonic()
             work.cancel(CancelJob(reason=self._reason, by_scheduler=self._by_scheduler))
         elif monotonic() - self._cancelled_s > AGENT_CANCEL_S:
+            # The work is a session leader. What it leaves behind is killed as descendants of this process.
             end_all([work.child])
 
     # --- the lines
@@ -263,14 +267,17 @@ class Agent:
             lines += filter(None, self._in.feed(chunk))
 
     def _wait(self, *sources: NotedSignals | Child | int) -> None:
+        # An input that has ended stays readable, and the loop would spin.
         orders = None if self._client_gone else 0
         wait_any(orders, *sources, writable=[1] if self._out else [], timeout_s=TICK_S)
 
     def _note_signal(self, signals: NotedSignals) -> None:
+        # An earlier reason counts: Slurm also signals the agents of a job that the client has cancelled.
         if (number := signals.first()) is not None and not self._reason:
             self._reason, self._by_scheduler = f"the scheduler ended the job ({signal_name(number)})", True
 
 
 def own_output() -> None:
     """Redirect other output of this process to standard error: standard output carries messages."""
+    # Only Python's object: the agent writes to descriptor 1 itself.
     sys.stdout = sys.stderr

@@ -14,8 +14,10 @@ from disttest.extras.cluster.protocol.launcher import NodeVariables
 from disttest.extras.cluster.schedulers import scheduler_named
 from disttest.model import Frozen
 
+# Slurm writes NoDevFiles if it granted no device; void and none are words of NVIDIA's runtime, -1 of CUDA.
 _NO_GPUS = frozenset({"", "NoDevFiles", "void", "none", "-1"})
 _UUIDS = ("GPU-", "MIG-")
+# From linux/sockios.h; see netdevice(7). Python's socket module has no call for it.
 _SIOCGIFADDR = 0x8915
 
 
@@ -114,11 +116,14 @@ def interface_of(address: str) -> str:
     """Return the interface with an IPv4 address; loopback if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
+            # struct ifreq: a name of 16 bytes with its final zero; the answer adds a sockaddr_in.
             request = struct.pack("256s", os.fsencode(name)[:15])
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
                 continue  # no IPv4 address
+            # 16 bytes of the name, 2 of the family, 2 of the port.
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
+    # For the local scheduler, and for a node whose scheduler names no peer.
     return "lo"

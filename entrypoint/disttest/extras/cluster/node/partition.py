@@ -88,6 +88,7 @@ GREEN_LIMIT = 32 * 1024
 def log_texts(results: Path, ranks: Iterable[RankRecord]) -> Iterator[LogText]:
     """Yield the logs of these ranks, including empty ones, since reports name them; skip missing logs."""
     try:
+        # Without links: a test may put one in the place of its log, and any file of the node would be sent.
         tree = Tree(results)
     except OSError:
         return
@@ -239,6 +240,7 @@ class PartitionController(Listener):
             case CloseWorld():
                 self._send_to_world(Dismiss())
             case CancelJob(reason=reason, by_scheduler=by_scheduler):
+                # Before the end of the ranks, whose records carry it.
                 self._by_scheduler = by_scheduler
                 self._pool.end_all(reason)
                 self._over = True
@@ -256,6 +258,7 @@ class PartitionController(Listener):
 
     def _open(self, world: int) -> None:
         """Choose the port of the rendezvous by listening on it, so that no other process can take it."""
+        # One rendezvous for each world; the other nodes get its address with `JoinWorld`.
         if self._assignment.node != 0:
             return
         try:
@@ -308,6 +311,7 @@ class PartitionController(Listener):
         start_world = WorldByFork(self._starter(tests), self._clock, make_world)
         self._world = self._pool.start(batch, (), world_order, start_world)
         if self._listener is not None:
+            # The world has its copy. This one would keep the port in use after the end of the world.
             self._listener.close()
             self._listener = None
 
@@ -353,6 +357,7 @@ class PartitionController(Listener):
                 attempt=result.attempt,
             )
         )
+        # Last: a verdict needs the records, and logs may be large.
         self._send_all(log_texts(self._workplace.results, result.ranks))
 
     def on_ended(self, world: LiveWorld, ended: Exit) -> None:
@@ -407,6 +412,7 @@ def listen(address: str, ports: tuple[int, int]) -> socket.socket:
 
 
 def _listen_once(address: str, ports: tuple[int, int]) -> socket.socket:
+    # Without a range this tries port 0 once, for which the kernel chooses a free one.
     for port in range(ports[0], ports[1] + 1):
         try:
             return open_rendezvous(address, port)

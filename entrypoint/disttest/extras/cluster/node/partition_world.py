@@ -106,7 +106,9 @@ class PartitionWorld(WorldSupervisor):
 
     def _may_run(self, index: int) -> bool:
         self._wait_for_turn(index)
+        # An agreement is about one test.
         self._agreed = False
+        # The wait also ends if the world must end, without this turn.
         return self._turns > index
 
     def _wait_for_turn(self, index: int) -> None:
@@ -136,6 +138,7 @@ class PartitionWorld(WorldSupervisor):
             case EvidenceAgreed():
                 self._agreed = True
             case PeerFailed() if isinstance(attempt, _SharedAttempt):
+                # The time of its arrival: clocks of two nodes cannot be compared.
                 attempt.note_peer_failure(monotonic())
             case _:
                 super()._on_order(message)
@@ -148,6 +151,7 @@ class PartitionWorld(WorldSupervisor):
             self._wait_for_controller(deadline - monotonic())
 
     def _wait_for_controller(self, limit_s: float) -> None:
+        # Not the whole loop: a rank that ends meanwhile must not be handled before all nodes agree.
         if select([self._controller], [], [], max(0.0, limit_s))[0]:
             self._on_controller()
 
@@ -160,6 +164,7 @@ class PartitionWorld(WorldSupervisor):
         records = tuple(progress.record(attempt.started_s) for progress in attempt.ranks)
         return TestResult(
             nodeid=attempt.test.nodeid,
+            # Only for the type: the client takes the records, and never this outcome.
             outcome=Outcome.PASSED,
             attempt=attempt.number,
             started_at_s=attempt.started_at_s,

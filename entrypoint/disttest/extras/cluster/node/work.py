@@ -70,6 +70,7 @@ class PartitionWork:
             flags,
             [
                 *job.pytest_arguments,
+                # Agents may share home and checkout, where pytest keeps temporary folders and its cache.
                 f"--basetemp={folder / 'tmp'}",
                 "-p",
                 "no:cacheprovider",
@@ -106,6 +107,7 @@ class PartitionWork:
         """Yield its messages."""
         with contextlib.suppress(BlockingIOError):
             while not self._at_end:
+                # A pytest that was killed with unread orders resets the connection: that is an end, too.
                 chunk = self._receive()
                 self._at_end = not chunk
                 yield from filter(None, self._said.feed(chunk))
@@ -174,6 +176,7 @@ class LeaseWork:
         only.write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
         log = append_to(self.output)
         settings = {
+            # Settings without a flag reach the run as variables.
             option.variable: job.flags[option.field]
             for option in RUN_OPTIONS
             if option.no_flag and job.flags.get(option.field)
@@ -233,6 +236,7 @@ class LeaseWork:
             self._collected[event.test.nodeid] = event.test
         if isinstance(event, TestFinished) and event.result.nodeid not in self._assigned:
             return
+        # The digest covers all collected tests, so this waits for the first event after the collection.
         if not self._ready and not isinstance(event, _HEAD):
             self._ready = True
             yield self._introduction()
@@ -254,6 +258,7 @@ class LeaseWork:
         )
 
     def _new_lines(self) -> list[bytes]:
+        # By path, each time: the run makes its journal some time after its start.
         journal = self._results / FILE_NAME
         if not journal.exists():
             return []

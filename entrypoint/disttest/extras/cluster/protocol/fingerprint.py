@@ -17,6 +17,7 @@ from disttest.plugin_manager import plugin_manager, plugins_differ
 def versions_here() -> Versions:
     """Return the versions of this installation, without importing anything."""
     try:
+        # Without the import of torch, which takes more than a second.
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         torch = ""
@@ -32,10 +33,13 @@ def digest_tests(tests: Iterable[TestCase], root: Path) -> str:
     """Return a digest of the tests: ids, worlds and files, the Python files next to these, and conftests above."""
     digest = hashlib.sha256()
     files: set[Path] = set()
+    # Sorted: the client has the order of its division, a node that of its collection.
     for test in sorted(tests, key=lambda test: test.nodeid):
+        # A name that is not UTF-8 has surrogates, which a strict encoder refuses.
         digest.update(f"{test.nodeid}\0{test.world}\n".encode("utf-8", "backslashreplace"))
         files.update(_sources(root / test.file, root))
     for path in sorted(files):
+        # Relative, since the checkout of a node may be in another folder.
         digest.update(path.relative_to(root).as_posix().encode("utf-8", "backslashreplace"))
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]

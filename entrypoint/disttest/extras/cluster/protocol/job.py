@@ -85,6 +85,7 @@ class JobSpec(Frozen):
         return f"{NAME_PREFIX}{self.run_id}-{self.job_id}"
 
 
+# disttest-0123abcdef-4711-t8675309-j1: the client's machine, pid and start time (pids are reused), the job.
 _NAME = rf"{NAME_PREFIX}(?P<machine>[0-9a-f]{{10}})-(?P<pid>\d+)-t(?P<started>\d+)(-j\d+.*)?"
 
 

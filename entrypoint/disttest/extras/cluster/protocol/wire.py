@@ -20,8 +20,10 @@ from disttest.model import UNREADABLE, Frozen, RankRecord
 from disttest.runtime.messages.protocol import Message
 
 PREFIX = b"%disttest"
+# With its prefix a line stays below the 1,024 bytes that Slurm carries whole, also for large numbers.
 PIECE = 880
 """Bytes of a message in one line."""
+# %disttest 1 42 + {"kind":"PartitionDone","test":3,…  (node, line, whether it continues, piece)
 _LINE = re.compile(rb"%disttest (\d+) (\d+) ([+.]) (.*)", re.DOTALL)
 
 
@@ -292,6 +294,7 @@ class LineWriter:
 
     def lines(self, body: bytes) -> bytes:
         """Split a message (as JSON) into lines."""
+        # Bytes: a cut through a character is closed again before the message is decoded.
         pieces = [body[at : at + PIECE] for at in range(0, len(body), PIECE)]
         out = bytearray()
         for index, piece in enumerate(pieces):
@@ -322,6 +325,7 @@ class LineReader:
             raise ProtocolError(
                 f"node {node}: line {number} came in place of line {self._next.get(node, 0)}; output was lost"
             )
+        # Numbers count lines, not messages, so that a lost piece is noticed with the next line of its node.
         self._next[node] = number + 1
         body = self._open.setdefault(node, bytearray())
         body += match[4]

@@ -24,6 +24,7 @@ def call(
     return subprocess.run(
         list(argv),
         env=dict(environ),
+        # Never this process's own input: a command that asks for a password would wait for the terminal.
         input=text,
         capture_output=True,
         text=True,
@@ -76,6 +77,7 @@ def travelling(job: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
         if _matches(name, patterns) and not _matches(name, NOT_OURS)
     }
     ours = str(Path(disttest.__file__).parents[1])
+    # First, since another version on the node's path must not become the agent.
     paths = [ours, *(path for path in kept.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours)]
     return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
 

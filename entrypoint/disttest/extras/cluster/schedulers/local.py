@@ -39,6 +39,7 @@ NODE_VARIABLES = NodeVariables(
 
 def make_launcher(environ: Mapping[str, str], options: LauncherOptions) -> LocalLauncher:
     """Make a launcher with at least two nodes on this machine."""
+    # Two even without --nodes, so that tests with the mark nodes(2) can be tried.
     return LocalLauncher(environ, nodes=max(2, options.nodes), command=options.command)
 
 
@@ -91,6 +92,7 @@ class LocalRun:
         if not self._late and now_s > self._limit_s:
             self._late = True
             self._processes.signal(signal.SIGTERM)
+            # SIGTERM first, as Slurm does at a time limit; SIGKILL follows like after a cancellation.
             self._cancelled_s = self._cancelled_s or now_s
         if self._cancelled_s and now_s - self._cancelled_s > JOB_CANCEL_S:
             self._processes.signal(signal.SIGKILL)

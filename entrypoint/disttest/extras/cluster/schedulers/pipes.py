@@ -75,6 +75,7 @@ class _Pipe:
         except BlockingIOError:
             return []
         self.ended = not chunk
+        # A last line may lack its newline.
         whole = self._lines.feed(chunk or b"\n" * bool(self._lines.rest))
         return [OutputLine(self._process, self._error, text) for text in whole]
 
@@ -91,6 +92,7 @@ class PipedProcesses:
             for command in commands:
                 self.start(command)
         except BaseException:
+            # Agents of other nodes have started, and would wait for their job.
             self.kill()
             raise
 
@@ -134,6 +136,7 @@ class PipedProcesses:
                     break
             yield from self.round(tick_s)
         for process in self._processes:
+            # A process may close its pipes long before its end. Callers keep their limits meanwhile.
             while process.wait(tick_s) is None:
                 yield None
         self._close()
