@@ -127,11 +127,13 @@ class PodGang:
 
     def _create(self) -> None:
         self._tries += 1
+        # A deleted pod keeps its name until its kubelet has ended it, which takes up to its grace period.
         suffix = f"-try{self._tries}" if self._tries > 1 else ""
         names = [f"{self._job.name}-n{node}{suffix}" for node in range(self._job.shape.nodes)]
         try:
             self.owner_uid = self.owner_uid or self._create_owner()
             self._create_objects()
+            # kubectl creates the items one after another. After a refusal, `_release` removes the first ones.
             pods = pod_manifests(self._pod, names, self._job.name, self.owner_uid)
             self._kubectl.call("create", "--filename=-", "--output=name", text=json.dumps(pods))
         except KubectlRefusal as refusal:
@@ -144,6 +146,7 @@ class PodGang:
 
     def _create_owner(self) -> str:
         output = self._create_once(owner_manifest(self._job, self._client), "--output=json")
+        # Created by a request whose answer was lost. Dependents need its uid.
         output = output or self._kubectl.call("get", f"configmap/{self._job.name}", "--output=json")
         return msgspec.json.decode(output, type=Owned).metadata.uid
 
@@ -151,6 +154,7 @@ class PodGang:
         """Create the user's objects before the pods, which may refer to them. They outlive a release of the pods."""
         while self._missing:
             self._create_once(owned(self._missing[0], self._job.name, self.owner_uid), "--output=name")
+            # One by one, so that the next try goes on behind those that exist.
             del self._missing[0]
 
     def _create_once(self, manifest: Manifest, output: str) -> str:
@@ -187,6 +191,7 @@ class PodGang:
         now_s = self._clock()
         interval_s = self._interval_s()
         self._looks += 1
+        # An answer from before the creation would report all pods as gone.
         since_s = now_s if fresh else max(self._created_s, now_s - interval_s / 2)
         found = self._board.pods(self._job.name, since_s=since_s)
         self._next_s = self._clock() + interval_s
@@ -196,6 +201,7 @@ class PodGang:
             if name in found:
                 self.pods[node] = found[name]
             else:
+                # Its last state stays in `pods`: it is all that is known about a deleted pod.
                 self.gone.add(node)
         if not fresh:
             self._note_waiting()
@@ -212,10 +218,13 @@ class PodGang:
         self.waits = next(filter(None, map(words.waits_for, pods)), "")
         hopeless = next((pod for pod in pods if words.stuck(pod)), None)
         if hopeless is not None:
+            # The event has the registry's own words; the pod only says that it waits before the next try.
             self.refused = words.stuck(hopeless, self._kubectl.events(hopeless))
         placed = [pod for pod in pods if pod.spec.node_name]
         if len(placed) == len(self._names):
+            # All have nodes now, so another job cannot take one of them.
             self._turn.release(self._job)
+        # A pod that is placed and pulls its image holds its node in vain only if another one finds none.
         partly = bool(placed) and any(map(words.is_held, pods))
         self._partly_s = (self._partly_s or self._clock()) if partly else None
         if self._partly_s is not None and self._clock() - self._partly_s > GANG_HOLD_S:

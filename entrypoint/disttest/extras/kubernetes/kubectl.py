@@ -39,6 +39,7 @@ class Kubectl:
     """kubectl with a context, a namespace and an environment."""
 
     def __init__(self, environ: Mapping[str, str], options: LauncherOptions) -> None:
+        # From the right: a context may have slashes in its name (arn:aws:eks:…:cluster/NAME).
         context, _, namespace = options.partition.rpartition("/")
         self.environ = environ
         self._base = (
@@ -60,6 +61,7 @@ class Kubectl:
             SchedulerError: kubectl is not installed.
         """
         try:
+            # The option limits each request. The limit below also covers several requests and login plugins.
             argv = self.command(f"--request-timeout={KUBERNETES_ANSWER_S:g}s", *words)
             ended = call(argv, self.environ, limit_s=2 * KUBERNETES_ANSWER_S, text=text)
         except OSError as error:
@@ -96,6 +98,7 @@ class Kubectl:
         try:
             self.call("delete", kinds, *which, "--wait=false", "--ignore-not-found")
         except KubectlRefusal as refusal:
+            # Two clients may remove the same leftovers.
             return "NotFound" in refusal.complaint
         return True
 
@@ -128,5 +131,6 @@ class PodBoard:
 def clean(stderr: str) -> str:
     """Remove kubectl's own log lines and repetitions from its complaints."""
     lines = [line.strip() for line in stderr.splitlines()]
+    # E1123 10:15:00.123456   4711 memcache.go:265] couldn't get current server API group list
     kept = [line for line in lines if line and not re.match(r"[EWI]\d{4} ", line)]
     return "; ".join(dict.fromkeys(kept))

@@ -142,6 +142,7 @@ class Node(_Object):
     @property
     def ready(self) -> Condition:
         """The condition Ready, which the kubelet reports."""
+        # A node that has just joined has no conditions yet.
         unknown = Condition(type="Ready", status="Unknown", reason="NeverSeen")
         return next((c for c in self.status.conditions if c.type == "Ready"), unknown)
 

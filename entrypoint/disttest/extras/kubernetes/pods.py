@@ -60,6 +60,7 @@ def objects_of(printed: str, job: JobSpec) -> list[Manifest]:
     """
     text = printed.replace(NAME_OF_JOB, job.name).strip()
     objects: list[Manifest] = []
+    # kubectl prints one JSON document after another for a local patch, and no list.
     while text:
         made, end = json.JSONDecoder().raw_decode(text)
         name = made["metadata"].get("name", "")
@@ -120,6 +121,7 @@ def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
             "terminationGracePeriodSeconds": KUBERNETES_GRACE_S,
             **({"priorityClassName": options.priority_class} if options.priority_class else {}),
             "containers": [container],
+            # /dev/shm of a container has 64 MiB otherwise, too little for NCCL.
             "volumes": [{"name": _SHM, "emptyDir": {"medium": "Memory"}}],
         },
     }
@@ -146,6 +148,7 @@ def complete_pod(merged: Manifest, job: JobSpec) -> Manifest:
     spec = pod["spec"]
     # Tests get no access to the cluster unless the template grants it.
     spec.setdefault("automountServiceAccountToken", False)
+    # Otherwise pods get variables of each service in the namespace, such as REDIS_PORT, which tests may read.
     spec.setdefault("enableServiceLinks", False)
     container = next(each for each in spec["containers"] if each["name"] == CONTAINER)
     if not container.get("image"):
@@ -180,6 +183,7 @@ def owned(made: Manifest, owner: str, uid: str) -> Manifest:
 
 
 def _pod_of_node(pod: Manifest, node: int, name: str) -> Manifest:
+    # The pods of a job share one merged manifest.
     made = copy.deepcopy(pod)
     made["metadata"]["name"] = name
     made["metadata"]["labels"][NODE] = str(node)
@@ -232,6 +236,7 @@ def _accepts(node: Node, wanted: WantedPod) -> bool:
         return False
     if any(node.metadata.labels.get(key) != value for key, value in wanted.spec.node_selector.items()):
         return False
+    # PreferNoSchedule keeps no pod off its node if there is no other one.
     keeping = [taint for taint in node.spec.taints if taint.effect != "PreferNoSchedule"]
     return all(_tolerated(taint, wanted) for taint in keeping)
 
@@ -239,6 +244,7 @@ def _accepts(node: Node, wanted: WantedPod) -> bool:
 def _tolerated(taint: Taint, wanted: WantedPod) -> bool:
     return any(
         toleration.key in ("", taint.key)
+        # An empty key or effect of a toleration matches all of them.
         and toleration.effect in ("", taint.effect)
         and (
             toleration.operator == "Exists" or (toleration.key, toleration.value) == (taint.key, taint.value)

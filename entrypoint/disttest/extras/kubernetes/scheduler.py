@@ -50,6 +50,7 @@ NODE_VARIABLES = NodeVariables(
     nodes=("DISTTEST_PODS",),
     host=("DISTTEST_POD_HOST",),
     address=("DISTTEST_POD_ADDRESS",),
+    # NVIDIA's device plugin names the granted GPUs in the second variable only.
     gpus=("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
     gpu_count=("DISTTEST_POD_GPUS",),
     last_word=("DISTTEST_POD_LAST_WORD",),
@@ -102,6 +103,7 @@ class KubernetesRun:
             yield from self._ended_nodes()
             if self._seen != before:
                 yield Changed(description=self._seen)
+        # kubectl attach does not notice that a node is gone, and never ends.
         self._streams.signal(signal.SIGKILL)
         for line in self._streams.lines(TICK_S):  # the rest of the pipes
             yield from self._handle_line(line)
@@ -110,6 +112,7 @@ class KubernetesRun:
         """Report each node whose pod has ended: the stream of a lost node stays open."""
         for node in self._gang.over():
             pod = self._gang.pods.get(node)
+            # Without events and node, which would cost a query each time. `end` asks for them.
             end = words.end_of_pod(pod, gone=node in self._gang.gone) if pod is not None else None
             yield NodeEnded(node=node, how=str(end or "its pod is gone"))
 
@@ -162,6 +165,7 @@ class KubernetesRun:
 
     def _attach(self, node: int) -> None:
         pod = self._gang.pods[node].metadata.name
+        # --quiet leaves out the hint about a command prompt, which would be a complaint here.
         argv = self._kubectl.command("attach", pod, f"--container={CONTAINER}", "--stdin", "--quiet")
         self._attached[node] = self._streams.start(Program(argv, self._kubectl.environ))
         # Variables first, and through the stream: in the manifest, every user who may read pods could read
@@ -202,6 +206,7 @@ class KubernetesRun:
     def _keep_limits(self) -> None:
         waited_s = time.monotonic() - self._cancelled_s
         if waited_s > JOB_CANCEL_S and self._end is None:
+            # First: the removal of the pods takes their status along.
             self._end = self._gang.end(asked=True)
             self._gang.remove()
         if waited_s > KUBERNETES_KILL_S:
@@ -241,6 +246,7 @@ class KubernetesLauncher:
         self._environ = environ
         self._options = options or LauncherOptions()
         self._kubectl = Kubectl(environ, self._options)
+        # A label of all pods of this run, so that one query finds them and no others.
         self._client = new_run_id()
         self._board = PodBoard(self._kubectl, self._client)
         self._turn = Turn()
@@ -259,6 +265,7 @@ class KubernetesLauncher:
         if self._options.pod_nodes:
             return manifests.declared_capacity(self._options.pod_nodes, scheduler)
         nodes = msgspec.json.decode(self._kubectl.call("get", "nodes", "--output=json"), type=ListOf[Node])
+        # The node selector and tolerations of the template decide which nodes count.
         wanted = msgspec.convert(self._merged({}), type=WantedPod)
         resource = self._options.gpu_resource or manifests.GPU_RESOURCE
         return manifests.capacity_of(nodes.items, wanted, resource, scheduler)

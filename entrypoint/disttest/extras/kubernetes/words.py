@@ -67,6 +67,7 @@ _EVENTS = {
 }
 """Reasons of events of deleted pods; newer clusters also set the condition above."""
 
+# The ends of the other pods follow from that of a lost node, and say less.
 _GRAVEST = (
     JobState.NODE_LOST,
     JobState.PREEMPTED,
@@ -113,10 +114,12 @@ def _by_itself(pod: Pod) -> JobOutcome | None:
     status = pod.status
     if status.reason in _POD_REASONS:
         return _outcome(_POD_REASONS[status.reason], pod, f"{status.reason}: {status.message}")
+    # OutOfcpu, OutOfnvidia.com/gpu: the kubelet counts again, and may refuse what the scheduler has placed.
     if status.phase == "Failed" and status.reason.startswith("OutOf"):
         return _outcome(
             (JobState.NODE_LOST, _AGAIN), pod, f"its node refused it ({status.reason}): {status.message}"
         )
+    # Kubernetes sets it before it deletes the pod, so it explains a deletion that has no other trace.
     disrupted = pod.is_true("DisruptionTarget")
     if disrupted is None:
         return None
@@ -161,6 +164,7 @@ def _by_container(pod: Pod) -> JobOutcome | None:
         return _outcome(
             (JobState.REJECTED, _HOPELESS[ended.reason]), pod, f"{ended.reason}: {ended.message}", ended
         )
+    # The agent's last word, from the termination log: it was well, and its input ended.
     if ended.message.startswith(CLIENT_GONE):
         return connection_lost(pod)
     return _outcome((JobState.COMPLETED, ""), pod, _last_words(ended) if ended.exit_code else "", ended)
@@ -261,6 +265,7 @@ def waits_for_quota(complaint: str) -> str:
     if match is None:
         return ""
     wanted, limits = _amounts(match[2]), _amounts(match[4])
+    # More than the whole quota: no other job's end makes room for it.
     never = any(amount > limits.get(name, amount) for name, amount in wanted.items())
     return "" if never else match[0]
 

@@ -49,13 +49,16 @@ from disttest.limits import TICK_S
 _COMPLAINTS_KEPT = 50
 _WHY_CANCELLED = (JobState.TIME_LIMIT, JobState.PREEMPTED, JobState.OUT_OF_MEMORY)
 _SUSPENDED = "suspended by scontrol suspend, or for another job of its partition"
+# They name the controller and prove who asks. All others describe an allocation around the client.
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 NODE_VARIABLES = NodeVariables(
     scheduler="slurm",
     node=("SLURM_NODEID",),
+    # The step's number first: the allocation around it may have more nodes.
     nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
     host=("SLURMD_NODENAME",),
+    # Slurm names no address of the node itself. The one that faces srun's machine will do.
     peer=("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"),
 )
 
@@ -92,6 +95,7 @@ class SlurmRun:
         """Yield the events of the job."""
         yield Changed(description=self._seen)
         yield from self._until_ended()
+        # srun gives up after a minute at MaxJobCount, and immediately at a limit of an account. Both pass.
         while why := self._refused_for_now():
             self._seen = _replace(self._seen, reason=why)
             yield Changed(description=self._seen)
@@ -175,6 +179,7 @@ class SlurmRun:
             self._take_description(self._poll.result())
             self._poll, self._next_poll_s = None, time.monotonic() + self._poll_s
         if self._poll is None and time.monotonic() >= self._next_poll_s:
+            # Half of the interval: jobs that were submitted together then share one answer.
             self._poll = self._queue.begin_poll(self._job.name, fresh_s=self._longer_pause_s() / 2)
 
     def _take_description(self, line: words.QueueLine | None) -> None:
@@ -190,6 +195,7 @@ class SlurmRun:
         self._seen = _replace(
             self._seen,
             job_id=line.job_id,
+            # While srun runs, its own report of the end is still to come, and says more.
             state=line.state if not line.state.is_over else self._seen.state,
             reason=line.reason if line.state is JobState.QUEUED else _SUSPENDED * line.suspended,
             nodes=(line.nodes,) if line.nodes else (),
@@ -210,6 +216,7 @@ class SlurmRun:
 
     def _scancel(self) -> None:
         self._scancelled = True
+        # By name: while it waits, its number may not be known yet.
         self._queue.cancel([self._job.name])
         # While srun waits for an allocation, a signal ends it; afterwards it passes signals on to the agents.
         self._processes.signal(signal.SIGTERM)
@@ -226,6 +233,7 @@ class SlurmRun:
         if self._cancelled:
             # A message from before may be the reason of the cancellation. The controller is not queried, since this
             # must be fast.
+            # Without the queue, and with a code, so that only the complaints decide.
             said = words.end_of(None, self._complaints, code or 1, started=self._started)
             if said.state in _WHY_CANCELLED:
                 return _replace_end(said, code)
@@ -285,6 +293,7 @@ class SlurmLauncher:
         words.parse_version(scheduler)
         partition = self._options.partition
         if partition:
+            # For its error message: sinfo filters, and lists nothing for a partition that does not exist.
             self._output_of(["scontrol", "show", "partition", partition])
         where = [f"--partition={partition}"] if partition else []
         return words.parse_capacity(
@@ -315,6 +324,7 @@ class SlurmLauncher:
     def every_name(self) -> Sequence[str]:
         """Return the names of all of this user's jobs of disttest."""
         said = self._queue.ask(["squeue", "-h", f"--user={getpass.getuser()}", "-o", "%j"])
+        # Empty without an answer: cleaning up must not fail a run whose controller is away for a moment.
         lines = said.stdout.splitlines() if said is not None and said.returncode == 0 else []
         return [name for name in map(str.strip, lines) if name.startswith(NAME_PREFIX)]
 

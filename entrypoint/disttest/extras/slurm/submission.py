@@ -30,6 +30,7 @@ def srun_arguments(
         f"--ntasks={shape.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={shape.ranks_per_node}",
+        # In minutes; 0 would ask for no limit.
         f"--time={max(1, math.ceil(job.limit_s / 60))}",
         # https://slurm.schedmd.com/srun.html: each line of input goes to all agents.
         "--input=all",
@@ -37,6 +38,7 @@ def srun_arguments(
         "--kill-on-bad-exit=0",
         # If a node is lost, the agents of the others still have to report.
         "--no-kill",
+        # Without this option, srun passes the whole environment on, with the tokens of a CI job.
         f"--export={','.join(_exported(variables, options) if job.image else variables)}",
     ]
     if shape.gpus_per_node:
@@ -47,6 +49,7 @@ def srun_arguments(
         argv.append(f"--account={options.account}")
     if job.directory and not job.image:
         argv.append(f"--chdir={job.directory}")
+    # The user's arguments come last: of an option that is given twice, the last one counts.
     return [*argv, *options.extra, *_agent(job, options, variables, command)]
 
 
@@ -64,6 +67,7 @@ def _agent(
             f"--container-image={job.image}",
             f"--container-mounts={mounts}",
             f"--container-workdir={directory}",
+            # A mounted home would put its ~/.local/lib/python before the packages of the image.
             "--no-container-mount-home",
             *agent,
         ]
@@ -74,8 +78,10 @@ def _agent(
         "docker",
         "run",
         "--rm",
+        # Without it, docker closes the input, which an agent takes for the end of its client.
         "--interactive",
         "--init",
+        # The rendezvous listens on an address of the node, which ranks on other nodes have to reach.
         "--network=host",
         # Files in mounted folders belong to the submitting user, as without a container.
         f"--user={os.getuid()}:{os.getgid()}",
@@ -85,6 +91,7 @@ def _agent(
         f"--label=io.disttest.job={job.name}",
         *volumes,
         f"--workdir={directory}",
+        # Names only: each user of the node can read a command line. docker takes the values from srun's task.
         *(f"--env={name}" for name in given),
         # The entry point of the image is disttest.
         *([f"--entrypoint={agent[0]}"] if command else []),
@@ -121,6 +128,7 @@ class SlurmQueue:
         self._lock = threading.Lock()
         self._asked_s = float("-inf")
         self._lines: dict[str, words.QueueLine] = {}
+        # One thread: `line` holds a lock, for which further ones would only wait.
         self._polls = ThreadPoolExecutor(max_workers=1, thread_name_prefix="squeue")
 
     def begin_poll(self, name: str, *, fresh_s: float) -> Future[words.QueueLine | None]:
@@ -141,6 +149,7 @@ class SlurmQueue:
 
     def final_line(self, name: str) -> words.QueueLine | None:
         """Return the job's line after its end, which the controller may take a moment to notice."""
+        # srun ends a moment before the controller has the final state, which may still be COMPLETING.
         deadline = self._clock() + SLURM_FINAL_S
         while True:
             lines = self._ask_queue(["--states=all", f"--name={name}"])

@@ -18,7 +18,10 @@ OLDEST = (20, 11)
 """The oldest release whose ``srun`` has all required options."""
 
 # https://slurm.schedmd.com/squeue.html#OPT_format
+# 4711|PENDING|Resources||disttest-…-j1
+# 4712|RUNNING|None|n[1-2]|disttest-…-j2
 SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
+# 2|gpu:a100:8(S:0-1)|64+|idle|1-00:00:00|gpu*
 SINFO_FORMAT = "%D|%G|%c|%t|%l|%P"
 
 _STATES = {
@@ -26,6 +29,7 @@ _STATES = {
     "CONFIGURING": JobState.QUEUED,
     "REQUEUED": JobState.QUEUED,
     "RUNNING": JobState.RUNNING,
+    # The nodes are still taken, and the final state is not known yet.
     "COMPLETING": JobState.RUNNING,
     "SUSPENDED": JobState.RUNNING,
     "COMPLETED": JobState.COMPLETED,
@@ -66,6 +70,8 @@ _HELD = {
     "PartitionInactive": "the partition accepts no jobs now; choose another --partition",
 }
 
+# The first pattern counts that any line has. The line of a cancellation also has its reason:
+# *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***
 _WORDS: tuple[tuple[str, JobState, str], ...] = (
     (
         r"DUE TO TIME LIMIT",
@@ -112,6 +118,7 @@ _WORDS: tuple[tuple[str, JobState, str], ...] = (
         JobState.REJECTED,
         "Check --scheduler-args; --image needs Slurm's plugin pyxis, or --container docker",
     ),
+    # After the limits of accounts, whose sentence has these words, too: `size and/or time limits`.
     (r"[Tt]ime limit", JobState.REJECTED, "Lower --job-limit"),
     (
         r"Unable to contact slurm controller|configuration source|Unable to connect|fetch_config",
@@ -137,6 +144,7 @@ _WORDS: tuple[tuple[str, JobState, str], ...] = (
 )
 
 
+# \Z: a line that follows such words has another reason.
 _FOR_NOW = {
     r"^.*(sleeping and retrying|Resource temporarily unavailable)\.?\Z": (
         "Slurm accepts no more jobs now, as at its MaxJobCount (scontrol show config)"
@@ -164,6 +172,7 @@ def parse_queue(text: str) -> tuple[QueueLine, ...]:
     """Parse the output of ``squeue -h -o``; invalid lines are ignored."""
     lines = []
     for line in text.splitlines():
+        # The name comes last: jobs of other programs may have a bar in theirs.
         parts = line.strip().split("|", 4)
         if len(parts) == 5 and parts[1] in _STATES:
             number, state, reason, nodes, name = parts
@@ -218,11 +227,13 @@ def end_of(
     words = [clean(line) for line in complaints if clean(line)]
     state, advice, reason = _by_words(words)
     if seen is not None and seen.state.is_over and seen.state is not JobState.COMPLETED:
+        # squeue also shows CANCELLED for a job that was ended for another reason, which srun has printed.
         kept = state if seen.state is JobState.CANCELLED and state is not None else seen.state
         detail = reason or seen.reason
         return JobOutcome(state=kept, reason=detail, advice=advice or _advice_for(kept), exit_code=exit_code)
     if state is not None and (exit_code or not started):
         return JobOutcome(state=state, reason=reason, advice=advice, exit_code=exit_code)
+    # The controller did not answer, so there is only srun's own exit code, which decides no verdict.
     if seen is None and exit_code:
         return JobOutcome(
             state=JobState.UNREACHABLE if not started else JobState.COMPLETED,
@@ -238,6 +249,7 @@ def task_ended(line: str) -> tuple[tuple[int, ...], str]:
     if match is None:
         return (), ""
     tasks: list[int] = []
+    # srun: error: n[1-3]: tasks 0,2-3: Killed
     for part in match[1].split(","):
         first, _, last = part.partition("-")
         tasks += range(int(first), int(last or first) + 1)
@@ -246,6 +258,7 @@ def task_ended(line: str) -> tuple[tuple[int, ...], str]:
 
 def was_cancelled(complaints: Iterable[str]) -> bool:
     """Whether the job was cancelled, and not for its time limit or for another job."""
+    # Slurm adds `DUE TO …` to the time for every other reason.
     return any(re.search(r"\*\*\* (STEP|JOB) .*CANCELLED AT [\dT:-]+ \*\*\*", line) for line in complaints)
 
 
@@ -317,6 +330,7 @@ def parse_capacity(text: str, scheduler: str) -> Capacity:
         if len(parts) != 6 or not parts[0].isdigit() or not _works(parts[3]):
             continue
         longest_s.append(parse_time(parts[4]))
+        # 64+ is the least number of a line whose nodes differ.
         kind = _gpus(parts[1]), int(re.sub(r"\D.*", "", parts[2]) or 1)
         counts[kind] = counts.get(kind, 0) + int(parts[0])
     if not counts:
@@ -335,6 +349,8 @@ def parse_capacity(text: str, scheduler: str) -> Capacity:
 
 def _works(state: str) -> bool:
     bad = ("down", "drain", "drng", "fail", "maint", "unk", "boot", "power", "pow_dn", "inval")
+    # `*` is a node that does not answer, `$` one in a reservation for maintenance. `idle~` counts: Slurm
+    # powers it up when a job needs it.
     return not state.startswith(bad) and not state.endswith(("*", "$"))
 
 
