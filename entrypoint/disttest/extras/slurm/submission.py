@@ -85,6 +85,7 @@ def _agent(
         "--network=host",
         # Files in mounted folders belong to the submitting user, as without a container.
         f"--user={os.getuid()}:{os.getgid()}",
+        # Docker's default of 64 MiB is too small for NCCL.
         "--shm-size=8g",
         # NCCL pins memory. Where the limit may not be raised, tests without GPUs still run.
         *(["--gpus=all", "--ulimit=memlock=-1"] if job.shape.gpus_per_node else []),

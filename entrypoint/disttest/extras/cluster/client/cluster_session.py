@@ -361,6 +361,7 @@ def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
     # The conductor counts the time in the queue from here on.
     conductor: Conductor = kind(setting)
     if why := stop():
+        # A run has more jobs than threads. This one may have waited until the run must end.
         conductor.close(JobOutcome(state=JobState.CANCELLED, reason=why))
         return
     try:

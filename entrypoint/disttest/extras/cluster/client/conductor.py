@@ -162,6 +162,7 @@ class Conductor(ABC):
         if self.failure is None and len(self._done) < self.job.shape.nodes:
             self._check_limits(now_s)
         orders = () if self.failure else self.on_tick()
+        # An agent that hears nothing for CLIENT_SILENCE_S takes its client for dead, and ends.
         if self._running_s and now_s - self._said_s >= CLIENT_ALIVE_S:
             self._said_s = now_s
             return (*orders, StillHere())

@@ -94,6 +94,7 @@ class LeaseConductor(Conductor):
         self._running.discard(result.nodeid)
         self._failed.pop(result.nodeid, None)
         if again:
+            # It may have finished before: a rank can die after its test was green.
             self._finished.discard(result.nodeid)
             self._failed[result.nodeid] = result
         else:

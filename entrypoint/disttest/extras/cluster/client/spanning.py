@@ -195,6 +195,7 @@ class SpanningConductor(Conductor):
         return (RunShare(test=self._test),)
 
     def _on_failure(self, test: int) -> Sequence[Message]:
+        # Each node reports the first failure among its own ranks. All nodes get one order.
         if test != self._test or self._told_failure:
             return ()
         self._told_failure = True

@@ -152,6 +152,7 @@ class Agent:
             (test.world.ranks_per_node for test in job.tests if test.world and test.world.device != "cpu"),
             default=0,
         )
+        # Here, in plain words: ranks would fail with `CUDA error: invalid device ordinal`.
         if needs > len(assignment.gpus):
             raise ProtocolError(
                 f"node {assignment.host} was granted {len(assignment.gpus)} GPUs "

@@ -96,6 +96,7 @@ class PartitionWork:
                 new_session=True,
             )
         os.close(log)
+        # This copy would hide the end of pytest, for which the socket must close.
         theirs.close()
         self._line.setblocking(False)
 
