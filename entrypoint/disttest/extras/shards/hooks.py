@@ -102,6 +102,7 @@ def disttest_addcommands(group: click.Group) -> None:
     group.add_command(merge_command())
 
 
+# Before the hook of clusters, which reads the options that a shard sets here (launcher, nodes, partition).
 @hookimpl(tryfirst=True)
 def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
     """Turn the run into that of a shard if ``--plan`` and ``--shard`` are given."""

@@ -54,6 +54,7 @@ def merge_command() -> click.Command:
             disttest=disttest.__version__,
         )
         environ = environment()
+        # Before the reports, which show missed floors. Lost reports are known only after them.
         broken = check_floors(run, floors)
         run = conclude_command(run, Demands(broken=broken), into)
         lost = write_and_show(run, into, environ)
@@ -62,6 +63,7 @@ def merge_command() -> click.Command:
         click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
         code = conclude_command(run, Demands(lost=lost), into).exit_code
         results = into.absolute()
+        # Last, with the final code: otherwise a step that missed a floor has the output conclusion=success.
         warn_by_plugins("disttest_run_finished", run=run, results=results, exit_code=code, environ=environ)
         click.get_current_context().exit(code)
 

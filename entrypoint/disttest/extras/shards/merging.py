@@ -110,6 +110,7 @@ class ShardEnds:
         if not self._ends and not judged:
             return Conclusion(ExitCode.NOTHING_COLLECTED, "no shard had anything to run")
         rest = conclude(self._facts_of_the_rest(judged, empty=not judged and not planned)).exit_code
+        # A shard without a last event has an assumed exit code. It counts only if all tests are well.
         is_fine = rest in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED)
         codes = [rest, *(end.exit_code for end in self._ends.values() if end.has_concluded or is_fine)]
         reasons = "; ".join(f"{name}: {end.reason}" for name, end in self._ends.items() if end.reason)
@@ -119,6 +120,7 @@ class ShardEnds:
 
     def _facts_of_the_rest(self, judged: Iterable[Judged], *, empty: bool) -> Facts:
         """Return the facts about shards that died, never reported, or claim to be green."""
+        # The exit codes of these shards already say what their failed tests would.
         told = {name for name, end in self._ends.items() if end.is_red}
         bad = [test for test in judged if test.bad and self._names.get(test.label) not in told]
         return Facts(
@@ -293,6 +295,7 @@ class _Merge:
         label, number = shard.source.label, shard.source.number
         known = self._verdicts.get(result.nodeid)
         bad, infrastructure = result.outcome.is_bad, result.cause is Cause.INFRASTRUCTURE
+        # Further results from one source are attempts of one run, and the later one decides.
         if known is None or known.label == label:
             attempt = max(known.attempts if known else 0, result.attempt)
             self._know(result.nodeid, _Verdict(label, number, attempt, bad, infrastructure))
@@ -323,6 +326,7 @@ class _Merge:
                 # A shard reports a test by its masked name if the name contains a secret.
                 if not any(test.nodeid in self._verdicts or test.nodeid in self._vanished for test in tests):
                     reason = _why_missing(shards[0], reported=shards[0].number in reported)
+                    # The last copy is a masked one, if there is any: a report must not name the secret.
                     yield from self._owed(tests[-1], reason)
         for number in range(1, self._expected_shards + 1) if not self._plan else ():
             if number not in reported:
@@ -392,10 +396,12 @@ class _ShardStream:
             yield Noted(at_s=at_s, message=text)
 
     def _renamed(self, event: AnyEvent) -> Iterator[AnyEvent]:
+        # RunStarted and RunFinished have no case: the merged run has its own.
         label, prefix = self.source.label, self._prefix
         match event:
             case TestCollected(test=test):
                 self._open.setdefault(test.nodeid, None)
+                # The decoder makes another string for the node id in each event of a test.
                 self._same[test.nodeid] = test.nodeid
                 same = {
                     name: self._once(getattr(test, name)) for name in ("file", "classname", "suite", "world")

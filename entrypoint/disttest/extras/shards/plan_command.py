@@ -68,12 +68,14 @@ def collect_for_plan(
     options = resolve_options(flags)
     plugin_manager().call("disttest_check_collection", options=options)
     if host is None and is_accelerator(options.device):
+        # This machine may have no GPU. Without this, it would collect worlds that no runner has.
         host = TargetHost(gpus=gpus or MOST_GPUS, device=options.device)
     with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
         given = filled(flags, Path(folder))
         collection = collect_tests(
             resolve_targets(targets), given, pytest_args, Path(folder), shared=Shared(host=host)
         )
+    # Stricter than a run: a file that is missing here would be missing in every green shard.
     if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
         click.echo(collection.output, err=True)
         raise UsageError(
@@ -115,6 +117,7 @@ def plan_command(
     @click.pass_obj
     def plan(pytest_args: Sequence[str] | None, /, targets: tuple[str, ...], **given: Any) -> None:
         """Plan tests on runners: each world size on the cheapest pool that holds it, split by time."""
+        # Without the environment: DISTTEST_SLOTS is about this machine, not about the runners.
         given["slots_per_runner"] = resolve_options({"slots": given["slots"]}, environ={}).slots
         check_one_way(given)
         asked = {option.field: given.get(option.field) for option in RUN_OPTIONS}
@@ -220,6 +223,7 @@ def render_plan(plan: Plan) -> str:
 def _print_plan(plan: Plan, output: Path, matrix: Path | None) -> None:
     line = json.dumps(render_matrix(plan), separators=(",", ":"))
     to_stdout = matrix == Path("-")
+    # With `--matrix -` standard output has the matrix alone, so that a script can capture it.
     click.echo(f"{render_plan(plan)}\nplan written to {output}", err=to_stdout)
     if to_stdout:
         click.echo(line)

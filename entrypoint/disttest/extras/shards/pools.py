@@ -52,6 +52,7 @@ class Pool(Frozen):
     def cost_of(self, shape: Shape) -> float:
         """Return the cost of one minute of one such world on runners that are full of them."""
         nodes, ranks = shape
+        # Whole worlds only: what is left of a runner's GPUs is paid for, too.
         return nodes * self.cost_per_minute / (self.gpus // max(1, ranks))
 
 
@@ -158,6 +159,7 @@ def assign_pools(tests: Sequence[TestCase], pools: Sequence[Pool]) -> dict[str, 
         NotEnoughDevices: no pool holds a shape; the message names each size with a test.
     """
     on_gpus = have_gpus(tests)
+    # Reversed, so that the first test of a shape is left, as the example in the message.
     shapes = {shape_of(test, on_gpus=on_gpus): test for test in reversed(tests)}
     chosen = {shape: _cheapest(shape, pools) for shape in shapes}
     homeless = sorted(shape for shape, pool in chosen.items() if pool is None)
@@ -198,6 +200,7 @@ def _cheapest(shape: Shape, pools: Iterable[Pool]) -> Pool | None:
 
 
 def _count(text: str, what: str, number: str) -> int:
+    # isdigit alone accepts '²', which int() refuses, and digits of other scripts.
     if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) < 1:
         raise UsageError(f"--pool {text!r}: {what} must be a whole number of at least 1, not {number!r}")
     return int(number)

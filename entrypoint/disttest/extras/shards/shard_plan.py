@@ -167,6 +167,7 @@ def plan_equal_shards(
     on_gpus = have_gpus(tests)
     gpus = slots or max((slots_of(test, on_gpus=on_gpus) for test in tests), default=1)
     pool = Pool(name="shard", gpus=gpus, runners=shards, cost_per_minute=gpus, labels=())
+    # Only for its error, if a world is wider than the runners.
     assign_pools(tests, [pool])
     parts = enumerate(split_by_time(tests, timings, slots=gpus, runners=shards), 1)
     return _plan((_shard(number, pool, part, number, timings) for number, part in parts), revision)
@@ -196,6 +197,7 @@ def select(plan: Plan, number: int, tests: Iterable[TestCase]) -> Selection:
     """
     shard = find_shard(plan, number)
     existing = tuple(tests)
+    # The no-op shard of an empty plan has no tests, and takes all that were added since.
     planned = {test.nodeid for test in shard.tests} if shard else set()
     everywhere = {test.nodeid for each in plan.shards for test in each.tests}
     takes_new = number == (plan.last.number if plan.last else NO_OP_SHARD)
@@ -275,6 +277,7 @@ def check_device(plan: Plan, number: int, selection: Selection, device: str) -> 
             f"shard {number} of the plan has worlds on GPUs ({on_gpus}), and this run has no GPU: "
             f"give it a runner of the pool {shard.pool!r} (see disttest doctor), or plan with --device cpu"
         )
+    # Only if all are gone: a test with the mark device("cpu") has the same name with and without GPUs.
     if not on_gpus and device != "cpu" and set(worlds) <= set(selection.vanished):
         raise UsageError(
             f"shard {number} was planned for the CPU ({next(iter(worlds.values()))}), and this run has GPUs: "
@@ -294,6 +297,7 @@ def decode_plan(data: bytes, source: str = "plan.json") -> Plan:
         UsageError: it is not a plan, of another version, or contradicts itself.
     """
     try:
+        # First alone: a plan of another version may not fit the type, and the error would be about a field.
         version = msgspec.json.decode(data, type=_Versioned).version
         if version != PLAN_VERSION:
             raise UsageError(
@@ -370,6 +374,7 @@ def _granted(
     pool: Pool, tests: Sequence[TestCase], timings: Timings, before: int, spread: int
 ) -> list[Shard]:
     nodes = NodePool(nodes=pool.runners, gpus_per_node=pool.gpus, cpus_per_node=pool.gpus)
+    # No other limit: each shard is a job of the matrix.
     made = allocate(tests, timings, nodes, at_once=MATRIX_LIMIT, least_s=LEAST_SHARD_S)
     return [_granted_shard(before + n, n, pool, each, spread) for n, each in enumerate(made, 1)]
 

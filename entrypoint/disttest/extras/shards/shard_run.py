@@ -59,6 +59,7 @@ def prepare_shard(request: RunRequest) -> RunRequest | None:
         request,
         part=RunPart(plan_id=plan.plan_id, shard=number, is_empty=shard is None),
         data={**request.data, NAME: ShardChoice(plan=file.absolute(), shard=number)},
+        # The plan travels with the results, so that a merge finds what missing shards owe.
         attachments={**request.attachments, "plan.json": file},
     )
     return with_grant(request, shard.grant) if shard is not None and shard.grant is not None else request
@@ -88,6 +89,7 @@ def granted_options(asked: Any, grant: Grant, *, asked_nodes: bool) -> dict[str,
         )
     return {
         "launcher": asked["launcher"] or grant.scheduler,
+        # Always that of the plan, which is part of the worlds and their ids.
         "nodes": grant.spread,
         "partition": asked["partition"] or grant.partition,
         "jobs": 1,  # a shard is one allocation; it is not divided again

@@ -88,6 +88,7 @@ def find_shards(directories: Sequence[Path]) -> tuple[ShardSource, ...]:
         if not directory.is_dir():
             raise UsageError(f"there is no directory {directory}; give the results directories of the shards")
         found.update(dict.fromkeys(_results_below(directory.resolve())))
+    # A folder of shards may also have the merge of an earlier attempt, whose tests would count twice.
     given = {directory.resolve() for directory in directories}
     firsts = ((_first(path), path) for path in found)
     started = sorted(
@@ -183,6 +184,7 @@ def unfold(run: RunResult) -> Iterator[AnyEvent]:
         cpu_slots=run.cpu_slots,
     )
     if run.called_at_s is not None:
+        # A run has two of these events, of its supervisor and of its controller.
         yield msgspec.structs.replace(started, at_s=run.called_at_s)
     yield started
     for error in run.collection_errors:
@@ -263,6 +265,7 @@ class ShardLogs:
         if not record.log:
             return record
         parts = record.log.split("/")
+        # quote also escapes `+`, so that two paths never become one name.
         name = "+".join(quote(part, safe="[]", errors="replace") for part in parts[parts[0] == "logs" :])
         if not self._import_log(record.log, name):
             self.missing += 1
@@ -283,8 +286,10 @@ class ShardLogs:
     def _link(self, fd: int, name: str) -> bool:
         try:
             # Linking through /proc links the file that was opened, even if another file has taken its name since.
+            # Because of dst_dir_fd, Python calls linkat with AT_SYMLINK_FOLLOW; link(2) follows no link.
             os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=self._target)
         except FileExistsError:
+            # A test may be reported twice, for example if a rank dies late. Both results name the same log.
             return True
         except OSError:
             return False
