@@ -72,9 +72,11 @@ def run_resident(
         UsageError: the folder of the parents is not private.
     """
     endpoint = endpoint_of(Path.cwd(), environ)
+    # Without DISTTEST_*: a secret in DISTTEST_MASK must not stay in a process that outlives its run.
     variables = variables_that_matter(environ) | hash_seed(terms.seed)
     descriptors = inheritable()
     run = ForkRequest(**describe(argv, environ, descriptors), terms=terms)
+    # The message carries the file with the request, too.
     if len(descriptors) >= MOST_AT_ONCE:
         tell("running without a resident parent: too many file descriptors are open")
         return None
@@ -115,6 +117,7 @@ def ask_status(endpoint: ParentEndpoint) -> Status | None:
     if line is None:
         return None
     with line, contextlib.suppress(OSError):
+        # A parent that was stopped accepts the connection and never forks.
         line.settimeout(RESIDENT_ANSWER_S)
         send_request(line, Ask())
         answered = receive_answer(line)
@@ -165,6 +168,7 @@ def _open(endpoint: ParentEndpoint, variables: Mapping[str, str], tell: Tell) ->
             line = _connect(endpoint)
         if line is None:
             raise OSError("the parent did not start")
+        # Under the lock, so that it is the socket of this very parent.
         facts = endpoint.socket.stat()
         return _Connection(line=line.detach(), socket_id=(facts.st_dev, facts.st_ino), is_new=is_new)
 
@@ -173,6 +177,7 @@ def _connect(endpoint: ParentEndpoint) -> socket.socket | None:
     """Connect to the parent at an endpoint; None if no process listens. The lock is held."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        # SEQPACKET keeps the bounds of messages, and its end shows that the other process is gone.
         with short(str(endpoint.socket)) as path:
             line.connect(path)
     except OSError:
@@ -183,6 +188,7 @@ def _connect(endpoint: ParentEndpoint) -> socket.socket | None:
 
 def _start(endpoint: ParentEndpoint, variables: Mapping[str, str]) -> None:
     """Start a parent that listens before it imports anything, so that no client retries. The lock is held."""
+    # A killed parent leaves its socket, and bind(2) refuses a name that exists.
     endpoint.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with listener:
@@ -194,6 +200,7 @@ def _start(endpoint: ParentEndpoint, variables: Mapping[str, str]) -> None:
             words = (endpoint.folder, endpoint.name, listener.fileno(), RESIDENT_IDLE_S, Path.cwd())
             parent = spawn_child(
                 [sys.executable, "-m", "disttest.extras.resident.parent", *map(str, words)],
+                # The placeholder reserves room in the first environment, for the mark that each run writes.
                 environ={**variables, MARK_VARIABLE: NO_MARK},
                 pass_fds=[listener.fileno()],
                 stdout=log.fileno(),
@@ -238,6 +245,7 @@ def _ask(
     limit_s = RESIDENT_START_S if is_new else RESIDENT_ANSWER_S
     is_answered = line in wait_any(line, signals, timeout_s=limit_s)
     if (signum := signals.first()) is not None:
+        # The caller closes the connection, which ends a run that has begun by SIGHUP.
         return signum, []
     answered = receive_answer(line) if is_answered else None
     if answered is None or not isinstance(answered[0], Started | ForkRefused):

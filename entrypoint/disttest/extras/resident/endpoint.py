@@ -77,6 +77,7 @@ class ParentEndpoint(Frozen):
 
     def remove(self) -> None:
         """Remove all files; the lock is held."""
+        # The lock comes last: once its name is gone, another command may start a parent with these names.
         for path in (self.socket, self.log, self.lock):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):

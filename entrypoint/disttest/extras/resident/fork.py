@@ -41,6 +41,7 @@ def terms_of_fork(words: Sequence[str]) -> ForkTerms | None:
     if name != "run":
         return None
     try:
+        # click would print an error and exit. That is left to the command, once this fork has refused.
         terms: ForkTerms | None = _command.main(
             arguments, prog_name="disttest run", obj=rest, standalone_mode=False
         )

@@ -45,6 +45,7 @@ def run_by_parent(words: Sequence[str], environ: Mapping[str, str]) -> int | Non
     """
     if not _may_be_asked(words, environ):
         return None
+    # NotedSignals replaces the handlers. The command that takes over must find those that it started with.
     before: dict[int, Any] = {signum: signal.getsignal(signum) for signum in CANCELLING}
     line = _connect(folder_for(environ), name_for(os.getcwd()))
     if line is None:
@@ -88,6 +89,7 @@ def _connect(folder: str, name: str) -> socket.socket | None:
                 line.connect(address)
             return line
     except (OSError, ValueError):
+        # ValueError: the lock file is empty until its parent is entered.
         pass
     line.close()
     return None
@@ -97,6 +99,7 @@ def _is_stopped(lock: str) -> bool:
     with open(lock, "rb") as file:
         pid = json.load(file)["pid"]
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        # 4711 (python (3)) T 1 …: the name of the program may have spaces and parentheses.
         return file.read().rpartition(")")[2].split()[0] in _STOPPED
 
 
@@ -112,6 +115,7 @@ def _run_by(
         answer, fds = _first_word(line, signals)
     except (OSError, ValueError):
         return None
+    # The command asks again, and prints the reason of that refusal.
     if answer.get("type") != "started":
         return None
     return follow(line, fds[0], signals)
@@ -200,6 +204,7 @@ def _stopping_with(run: int) -> Iterator[None]:
 
     def stop_both(*_: object) -> None:
         _send(run, signal.SIGSTOP)
+        # Returns when the shell continues this process by SIGCONT.
         signal.raise_signal(signal.SIGSTOP)
         _send(run, signal.SIGCONT)
 

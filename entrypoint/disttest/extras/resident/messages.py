@@ -93,6 +93,7 @@ def send_request(line: socket.socket, request: ForkRequest | Ask, descriptors: S
     Raises:
         OSError: no process listens any more.
     """
+    # Descriptors instead of a relay: terminal, pipes and files arrive as they are, and nothing copies data.
     send_with_file(line, msgspec.json.encode(request), descriptors)
 
 
@@ -107,6 +108,7 @@ def receive_request(line: socket.socket) -> tuple[ForkRequest | Ask, list[int]] 
         return None
     body, *descriptors = passed
     try:
+        # Opened anew: the descriptor shares its offset with that of the sender, which has written to the end.
         return _requests.decode(Path(f"/proc/self/fd/{body}").read_bytes()), descriptors
     finally:
         os.close(body)
@@ -118,7 +120,6 @@ def send_answer(line: socket.socket, answer: Answer, descriptors: Sequence[int] 
     Raises:
         OSError: no process listens any more.
     """
-    # Descriptors instead of a relay: terminal, pipes and files arrive as they are, and nothing copies their data.
     socket.send_fds(line, [msgspec.json.encode(answer)], descriptors)
 
 

@@ -83,6 +83,7 @@ class PartsBoard:
         new = (name for name in names if name in sys.modules and name not in known)
         lines = "".join(f"{name}\n" for name in new).encode()
         end = self._end()
+        # A zero byte must be left, which marks the end.
         if end + len(lines) < _SIZE:
             self._noted[end : end + len(lines)] = lines
 
@@ -145,6 +146,7 @@ class Parent:
 
     def _import(self, do: Callable[[], None]) -> None:
         """Import the modules, and check whether the process may still be forked."""
+        # An import that asks torch for GPUs would initialise CUDA otherwise, and CUDA does not work in forks.
         undo = check_by_nvml()
         watch_cuda({})
         with importing_for_forks():
@@ -153,6 +155,7 @@ class Parent:
         unwatch_cuda()
         undo()
         self.unfit = _unfit(hazard, self.folder, self.kept())
+        # Again after each import, since there are new files to compare.
         self.loaded = Loaded()
 
     def serve(self) -> socket.socket | None:
@@ -161,6 +164,7 @@ class Parent:
             ready = wait_any(self._listener, *self._children, timeout_s=self._idle_s)
             self._reap()
             if self.parts.missing():
+                # Before the next fork, which finds them imported.
                 self._import(self.parts.import_missing)
             if self._listener in ready:
                 # The fork reads the request, so a slow client never blocks the parent.
@@ -214,6 +218,7 @@ class Parent:
             return self.unfit
         if run.executable != sys.executable:
             return f"the interpreter is {run.executable}, not {sys.executable}"
+        # The seed is an option. Until the options are read, the hash seed of this process counts as right.
         known_later = (
             {HASH_SEED: self.variables[HASH_SEED]}
             if run.terms is None
@@ -240,9 +245,8 @@ def _import_all() -> None:
         importlib.import_module(name)
     for name in (*_IMPORTED_LATE, *_builtin_plugins()):
         with contextlib.suppress(ImportError):  # without numpy, or with another pytest or rich
-            # torch._dynamo and sympy are imported only if runs need them: they would cost each parent memory and two
-            # seconds.
             importlib.import_module(name)
+    # Without torch._dynamo and sympy, which cost memory and two seconds. They follow once a run needs them.
     load_torch()
     load_reporters()
 
@@ -293,7 +297,9 @@ def _terms(run: ForkRequest) -> ForkTerms | None:
     """Return the requirements of a run, read from its command line if necessary; None if it must not be a fork."""
     if run.terms is not None:
         return run.terms
+    # Options also come from variables, and from the project's file in this folder.
     become(run.environ, run.folder)
+    # The command prints errors: it reads the same options after a refusal.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         terms: ForkTerms | None = sys.modules["disttest.extras.resident.fork"].terms_of_fork(run.argv)
     return terms
@@ -327,6 +333,7 @@ def _be_command(
     connection: socket.socket, run: ForkRequest, descriptors: Sequence[int], at_end: Callable[[], None]
 ) -> NoReturn:
     """Become the command: take its descriptors, environment and arguments, run it, and report its end."""
+    # Out of the way of the descriptors that get the numbers of the command, such as 3.
     line = high_copy(connection.fileno())
     numbers = [*run.descriptors, line]
     connection.close()
@@ -335,6 +342,7 @@ def _be_command(
     connection.set_inheritable(False)
     new_streams()
     become(run.environ, run.folder)
+    # Here, before the command has any state that the pytest process would inherit.
     stand_by(connection, at_end)
     _end_with(connection)
     send_answer(connection, Started(), [os.pidfd_open(os.getpid())])
@@ -348,6 +356,7 @@ def _end_with(connection: socket.socket) -> None:
     """Have the kernel send SIGHUP when the process at the other end is gone, as for a closed terminal."""
     # https://man7.org/linux/man-pages/man2/fcntl.2.html (F_SETOWN, F_SETSIG)
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    # The default, SIGIO, would end the process without its reports.
     fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGHUP)
     fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
 
@@ -376,6 +385,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     asked = _listen(parent, connection)
     if asked is None:
+        # Not by `return`: the interpreter would first take torch apart.
         leave(_NO_RUN)
     run, terms, descriptors = asked
 

@@ -28,6 +28,7 @@ _OWN = "/proc/self"
 def folder_for(environ: Mapping[str, str]) -> str:
     """Return the folder of all files of this user's parents."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
+    # A container may inherit the variable without the folder.
     if runtime and os.path.isdir(runtime):
         return os.path.join(runtime, "disttest")
     return f"/tmp/disttest-{os.getuid()}"  # noqa: S108 - make_private() refuses a folder of another user
@@ -67,12 +68,14 @@ def _circumstances() -> Iterator[str]:
         if name in _INHERITED:
             yield line
         elif name == "SigIgn":
+            # The command sets handlers for three signals, however it was started. nohup ignores SIGHUP.
             yield f"ignored {int(value, 16) & ~sum(1 << (number - 1) for number in _SET_BY_THE_COMMAND):x}"
     for name in ("limits", "cgroup", "oom_score_adj"):
         with contextlib.suppress(OSError):
             yield _read(name)
     yield from (f"{name} {os.readlink(f'{_OWN}/ns/{name}')}" for name in sorted(os.listdir(f"{_OWN}/ns")))
     yield f"nice {os.nice(0)}, scheduler {os.sched_getscheduler(0)}"
+    # A chroot is no namespace.
     root = os.stat("/")
     yield f"root {root.st_dev} {root.st_ino}"
 

@@ -55,6 +55,7 @@ class Standby:
         fds = (0, start.outputs.get("stdout", 1), start.outputs.get("stderr", 2), *start.pass_fds)
         found = [(number, fd) for number, fd in zip(numbers, fds, strict=True) if is_open(fd)]
         orders = Orders(
+            # Options of the interpreter before `-m pytest` cannot be given to a process that runs already.
             arguments=tuple(start.argv[start.argv.index(_PYTEST[0]) + len(_PYTEST) :]),
             # Passed on unchanged; nothing is read from it here.
             environ={**os.environ, **start.extra_env},  # noqa: TID251  # handed on as it is
@@ -84,6 +85,7 @@ def stand_by(connection: socket.socket, at_end: Callable[[], None]) -> None:
     child = fork_here()
     if child is None:
         ours.close()
+        # Otherwise the client would not see the end of a killed command while this process lives.
         connection.close()
         _run_pytest(theirs, at_end)
     theirs.close()
@@ -120,12 +122,14 @@ def _run_pytest(line: socket.socket, at_end: Callable[[], None]) -> NoReturn:
         # A new process draws a seed for numpy; a fork must do so explicitly. `random` reseeds itself after a fork.
         # https://github.com/numpy/numpy/issues/9650
         numpy.random.seed()
+    # run_module sets the first word to the file of pytest, as `python -m` does.
     sys.argv = ["", *orders.arguments]
     keep_only_of_settled_sources()
     kept = KeptImports()
     try:
         runpy.run_module("pytest", run_name="__main__", alter_sys=True)
     except SystemExit:
+        # Only now is it known which modules the run has imported.
         at_end()
         kept.prepare_end()
         raise

@@ -27,6 +27,7 @@ def _names_in(node: ast.AST) -> Iterator[str]:
         case ast.ImportFrom(module=module, names=aliases):
             yield from filter(None, [module])
             yield from (f"{module}.{alias.name}" if module else alias.name for alias in aliases)
+        # Longer texts are prose.
         case ast.Constant(value=str(text)) if len(text) < 200:
             yield text
 
@@ -49,6 +50,7 @@ def find_touched(
         reached = _closure(path, meant_by)
         found = {test for test in tests if test in reached or _is_conftest_of(reached, test)}
         if not found:
+            # A file that no test imports may still matter: a plugin, data, a program that a test starts.
             return None
         touched |= found
     return frozenset(touched)

@@ -185,6 +185,7 @@ class _Watch:
             return ""
         keys = os.read(0, _MOST_KEYS).decode(errors="replace")
         # Of keys in quick succession the last one counts: each run would only end the one before.
+        # An empty answer is the end of a terminal that was closed.
         return "q" if not keys or "q" in keys else keys[-1]
 
     def _handle_key(self, key: str) -> bool:
@@ -204,6 +205,7 @@ class _Watch:
         tests = {Path(file) for file in (*self._broken, *(known.file for known in self._known.values()))}
         touched = find_touched(saved, sorted(tests), self._files.names) if tests else None
         targets = self._targets if touched is None else tuple(map(str, sorted(touched)))
+        # The run that this one ends has given no verdict on its files.
         waiting = self._asked if self._child is not None else ()
         whole = self._targets in (targets, waiting)
         asked = self._targets if whole else tuple(dict.fromkeys([*targets, *waiting]))
@@ -228,6 +230,7 @@ class _Watch:
     def _be_command(self, words: Sequence[str], watch: int) -> None:
         for signum in _ENDING:
             signal.signal(signum, signal.SIG_DFL)
+        # Since the child leads a session, a closed terminal does not reach it.
         die_with_parent(watch)  # its reaper or its resident parent then ends the run
         output = os.open(self._output(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -247,6 +250,7 @@ class _Watch:
         """End the current run with SIGINT."""
         if self._child is not None:
             self._child.signal(signal.SIGINT)
+            # Twice the time of the supervisor, which itself waits for its pytest.
             self._child.wait(2 * SUPERVISOR_CANCEL_S)
             end_all([self._child], term_grace_s=TICK_S)
             self._child.close()
@@ -268,6 +272,7 @@ class _Watch:
                 self._known[outcome.test.nodeid] = _Known(
                     outcome, target_of(outcome.test, self._last), results
                 )
+        # The screen can show logs of failures from earlier runs.
         used = {results, *(known.results for known in self._known.values())}
         for folder in self._folder.glob("[0-9]*"):
             if folder not in used:
@@ -373,6 +378,7 @@ def _ended_in_order() -> Iterator[None]:
 def _removed_after_kill(folder: Path) -> Iterator[None]:
     """Within the context, a process waits for the end of this one, and then removes the folder."""
     read, write = os.pipe()
+    # A process, not a handler: SIGKILL of this one runs none.
     child = fork_child(lambda: _remove_later(read, folder), new_session=True)
     os.close(read)
     try:
@@ -395,6 +401,7 @@ def _remove_later(line: int, folder: Path) -> None:
 def _key_by_key() -> Iterator[None]:
     """Within the context, keys arrive as they are pressed and are not echoed."""
     before = termios.tcgetattr(0)
+    # Not raw mode: Ctrl-C still is SIGINT, and output needs no carriage returns.
     tty.setcbreak(0)
     try:
         yield
