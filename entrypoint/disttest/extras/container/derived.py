@@ -28,7 +28,7 @@ from disttest.model import Frozen
 SHOWN_LINES = 12
 """Last lines of pip's output to show; a conflict is reported at the end."""
 SOURCE = "/tmp/disttest-project"  # noqa: S108 - inside the image
-# The build runs as root in a layer of its own, where pip's warning about root is noise.
+# The build runs as root in a separate layer, where pip's warning about root is noise.
 # With pip, which the image has: the same hash checks and constraints. uv would add 60 MB.
 _PIP = "python3 -m pip install --no-cache-dir --disable-pip-version-check --root-user-action=ignore"
 _REQUIREMENTS = f"""\

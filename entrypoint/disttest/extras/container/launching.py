@@ -310,7 +310,7 @@ def _run(
     say: Say,
 ) -> LaunchEnd:
     spec = prepared.spec
-    # A bind mount needs its source, and what the engine itself creates belongs to root.
+    # A bind mount needs its source, and a folder that the engine creates belongs to root.
     for folder in (options.results, options.cache):
         if folder is not None:
             make_folder(folder)

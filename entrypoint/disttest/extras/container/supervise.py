@@ -193,7 +193,7 @@ def _follow(
         except queue.Empty:
             if killed:
                 raise EngineError("the engine could not kill the container; restart the engine") from None
-            # Not `container.stop`, which sends SIGTERM again and waits for a limit of its own.
+            # Not `container.stop`, which sends SIGTERM again and waits for ten seconds more.
             _send(container, "SIGKILL")
             killed, kill_at = True, clock() + CONTAINER_KILL_S
             continue

@@ -114,7 +114,7 @@ def _by_itself(pod: Pod) -> JobOutcome | None:
     status = pod.status
     if status.reason in _POD_REASONS:
         return _outcome(_POD_REASONS[status.reason], pod, f"{status.reason}: {status.message}")
-    # OutOfcpu, OutOfnvidia.com/gpu: the kubelet counts again, and may refuse what the scheduler has placed.
+    # OutOfcpu, OutOfnvidia.com/gpu: the kubelet counts again, and may refuse a pod that was placed there.
     if status.phase == "Failed" and status.reason.startswith("OutOf"):
         return _outcome(
             (JobState.NODE_LOST, _AGAIN), pod, f"its node refused it ({status.reason}): {status.message}"

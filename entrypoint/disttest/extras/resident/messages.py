@@ -108,7 +108,7 @@ def receive_request(line: socket.socket) -> tuple[ForkRequest | Ask, list[int]] 
         return None
     body, *descriptors = passed
     try:
-        # Opened anew: the descriptor shares its offset with that of the sender, which has written to the end.
+        # Through /proc, which opens the file at offset 0. The passed descriptor is at the end of the text.
         return _requests.decode(Path(f"/proc/self/fd/{body}").read_bytes()), descriptors
     finally:
         os.close(body)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def wants_resident(request: RunRequest) -> bool:
     """Whether a run is a fork of a resident parent: as a flag or variable says, or the project outside of CI."""
     asked: bool = request.settings[RESIDENT.field]
-    # A project's setting is for people who edit. A CI job would start a parent for a single run.
+    # A project's setting is for the edit loop. A CI job would start a parent for a single run.
     in_ci = environment().get("CI", "").lower() not in ("", "0", "false")
     return asked and (RESIDENT in request.given_settings or not in_ci)
 

@@ -120,7 +120,7 @@ class ShardEnds:
 
     def _facts_of_the_rest(self, judged: Iterable[Judged], *, empty: bool) -> Facts:
         """Return the facts about shards that died, never reported, or claim to be green."""
-        # The exit codes of these shards already say what their failed tests would.
+        # The exit codes of these shards already include their failed tests.
         told = {name for name, end in self._ends.items() if end.is_red}
         bad = [test for test in judged if test.bad and self._names.get(test.label) not in told]
         return Facts(

@@ -52,7 +52,7 @@ class Pool(Frozen):
     def cost_of(self, shape: Shape) -> float:
         """Return the cost of one minute of one such world on runners that are full of them."""
         nodes, ranks = shape
-        # Whole worlds only: what is left of a runner's GPUs is paid for, too.
+        # Whole worlds only: the remaining GPUs of a runner cost as much.
         return nodes * self.cost_per_minute / (self.gpus // max(1, ranks))
 
 

@@ -59,7 +59,7 @@ def prepare_shard(request: RunRequest) -> RunRequest | None:
         request,
         part=RunPart(plan_id=plan.plan_id, shard=number, is_empty=shard is None),
         data={**request.data, NAME: ShardChoice(plan=file.absolute(), shard=number)},
-        # The plan travels with the results, so that a merge finds what missing shards owe.
+        # The plan travels with the results, so that a merge finds the tests of missing shards.
         attachments={**request.attachments, "plan.json": file},
     )
     return with_grant(request, shard.grant) if shard is not None and shard.grant is not None else request

@@ -49,7 +49,7 @@ from disttest.limits import TICK_S
 _COMPLAINTS_KEPT = 50
 _WHY_CANCELLED = (JobState.TIME_LIMIT, JobState.PREEMPTED, JobState.OUT_OF_MEMORY)
 _SUSPENDED = "suspended by scontrol suspend, or for another job of its partition"
-# They name the controller and prove who asks. All others describe an allocation around the client.
+# They name the controller and prove the user. All others describe an allocation around the client.
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 NODE_VARIABLES = NodeVariables(

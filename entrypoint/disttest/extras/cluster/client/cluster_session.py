@@ -246,7 +246,7 @@ def _collect_for(host: TargetHost, request: ClusterRequest, stop: _Stop) -> Coll
         UsageError: pytest could not collect the tests.
     """
     with tempfile.TemporaryDirectory(prefix="disttest-collect-") as folder:
-        # A folder of its own: the results directory of the run already holds the client's journal.
+        # A separate folder: the results directory of the run already holds the client's journal.
         flags = {**request.flags, "results": folder}
         collection = collect_tests(
             resolve_targets(request.targets),

@@ -339,7 +339,7 @@ def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
             case JobEnded(end=end):
                 conductor.close(end)
                 return
-        # With each event, also an idle one: a conductor has no clock of its own.
+        # With each event, also an idle one: nothing else makes a conductor look at the time.
         orders += conductor.tick()
         # After the event and the tick: the verdicts that have arrived count, even if the run ends now.
         if why := stop():

@@ -222,7 +222,7 @@ class Agent:
             self._cancelled_s = monotonic()
             work.cancel(CancelJob(reason=self._reason, by_scheduler=self._by_scheduler))
         elif monotonic() - self._cancelled_s > AGENT_CANCEL_S:
-            # The work is a session leader. What it leaves behind is killed as descendants of this process.
+            # The work is a session leader. This process adopts its orphans, and kills them later.
             end_all([work.child])
 
     # --- the lines

@@ -68,7 +68,7 @@ class LiveLines:
         logs = self._followed.pop(nodeid, None)
         for log in logs.found_in(self._results) if logs else ():
             left = int(self._allowance(log).left)
-            # The end of a log is what a failure is read for, so it may exceed the allowance once.
+            # The end of a log says most about a failure, so it may exceed the allowance once.
             mark = _skip_to(log, max(left, A_SECOND))
             del self._allowances[log]
             yield from _output(log, [*mark, *map(_text, log.rest())])
@@ -77,7 +77,7 @@ class LiveLines:
         allowance = self._allowance(log)
         mark: list[str] = []
         if log.waiting > allowance.left:
-            # Not yet: sent in small pieces, each would come with a line about what is left out.
+            # Not yet: each small piece would come with a line about the omitted bytes.
             if allowance.left < A_SECOND:
                 return
             mark = _skip_to(log, A_SECOND)
