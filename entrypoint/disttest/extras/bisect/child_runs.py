@@ -16,6 +16,8 @@ from disttest.limits import TICK_S
 from disttest.options.environment import environment
 from disttest.options.registry import RUN_OPTIONS
 
+# -P keeps the working directory off sys.path. Otherwise a file of the project, such as signal.py, hides a
+# module of the standard library (Python 3.11).
 RUN = (sys.executable, "-P", "-m", "disttest", "run")
 """First words of the command line of a run."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -27,6 +29,7 @@ def new_folder(path: Path) -> Path:
     Raises:
         UsageError: it cannot be made.
     """
+    # mkdir decides, not a look before it: two searches may start in one folder at the same time.
     for number in itertools.count(1):
         folder = path.with_name(f"{path.name}-{number}") if number > 1 else path
         try:
@@ -58,6 +61,7 @@ def forwarded(flags: Mapping[str, str | None], own: Sequence[str]) -> list[str]:
         flags: options by field.
         own: names of those that the search decides.
     """
+    # One word for an option and its value, so that a value that begins with a dash stays a value.
     return [
         f"{option.flag}={flags[option.field]}"
         for option in RUN_OPTIONS
@@ -67,6 +71,7 @@ def forwarded(flags: Mapping[str, str | None], own: Sequence[str]) -> list[str]:
 
 def environ_of_runs(flags: Mapping[str, str | None]) -> dict[str, str]:
     """Return the environment of the runs; secrets are in it, and on no command line."""
+    # All users of the machine can read /proc/PID/cmdline. Only the owner can read /proc/PID/environ.
     secret = {option.variable: flags.get(option.field) for option in RUN_OPTIONS if option.secret}
     return {**environment(), **{name: value for name, value in secret.items() if value}}
 
@@ -88,12 +93,17 @@ def run_child(argv: Sequence[str], folder: Path, environ: Mapping[str, str], out
     before = {number: signal.signal(number, lambda got, _: noted.append(got)) for number in _ENDING}
     try:
         with output.open("wb") as file:
+            # The output goes into a file, so a prompt would wait unseen. Without an input a breakpoint fails
+            # immediately.
             child = subprocess.Popen(
                 argv, cwd=folder, env=dict(environ), stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
         while not noted:
+            # A wait without a time limit would not end: the handler only notes the signal, and Python resumes
+            # the wait (PEP 475).
             with suppress(subprocess.TimeoutExpired):
                 return child.wait(TICK_S)
+        # Ctrl-C reaches the whole process group, but a scheduler or kill signals this process alone.
         child.terminate()
         child.wait()
         raise KeyboardInterrupt

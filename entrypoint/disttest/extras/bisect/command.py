@@ -54,6 +54,7 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
     from disttest.extras.bisect.work_tree import TestRuns, commits_between, git, work_tree
 
     flags = {option.field: given.get(option.field) for option in RUN_OPTIONS}
+    # Refuse wrong options here. Otherwise each run of the search would refuse them.
     resolve_options(flags)
     if refused := [f"--{name}" for name in ("repeat", "retries", "deadline") if flags[name]]:
         raise UsageError(
@@ -61,9 +62,11 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
         )
     here = Path.cwd()
     commits = commits_between(here, good, bad)
+    # Absolute: the script runs in the work tree, and not where the user named it.
     prepare = given["prepare"].absolute() if given["prepare"] else None
     if prepare is not None and not prepare.is_file():
         raise UsageError(f"--prepare {given['prepare']} is not a file")
+    # Outside of the work tree, which each check-out cleans.
     results = new_folder(Path(flags["results"]) if flags["results"] else USUAL)
     cancel_in_order()  # so that the work tree is removed
     click.echo(
@@ -81,6 +84,7 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
         )
         answer = search(
             len(commits),
+            # The search counts commits from 0. Only this function knows their hashes.
             lambda commit, times, until_failure: runs.run(
                 commits[commit], times, until_failure=until_failure
             ),

@@ -47,15 +47,20 @@ def commits_between(folder: Path, good: str, bad: str) -> list[str]:
     first, last = _commit(folder, good), _commit(folder, bad)
     if first == last:
         raise UsageError(f"GOOD and BAD are the same commit, {first[:10]}; give two")
+    # The probabilities suppose that all commits after the first bad one are bad, which holds along one line
+    # only.
     if git(folder, "merge-base", first, last) != first:
         raise UsageError(
             f"GOOD ({good}) is not an ancestor of BAD ({bad}); give an older commit of the same branch"
         )
+    # Without --first-parent the commits of merged branches are in the list. They do not follow each other.
     return [first, *git(folder, "rev-list", "--reverse", "--first-parent", f"{first}..{last}").splitlines()]
 
 
 def _commit(folder: Path, name: str) -> str:
     try:
+        # Behind --end-of-options a name that begins with a dash is no option. ^{commit} peels an annotated
+        # tag.
         return git(folder, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
     except UsageError as error:
         raise UsageError(f"{name!r} is not a commit here ({error}); give a hash, a tag or a branch") from None
@@ -70,6 +75,8 @@ def work_tree(folder: Path, commit: str) -> Iterator[Path]:
         try:
             yield tree
         finally:
+            # git keeps a work tree with changed files unless it is forced, and prepared commits have such
+            # files. The repository would list the tree for ever.
             git(folder, "worktree", "remove", "--force", str(tree))
 
 
@@ -105,6 +112,7 @@ class TestRuns:
 
     def run(self, commit: str, times: int, *, until_failure: bool) -> Tried:
         """Run the test at a commit so many times, or until it fails."""
+        # Batches of one commit share its check-out, and the results of --prepare.
         if commit != self._commit:
             self._check_out(commit)
         if self._why_not:
@@ -118,6 +126,7 @@ class TestRuns:
             *self._words,
             *options,
             "--",
+            # A failure decides, so the rest of the repetitions would be wasted.
             *["-x"] * until_failure,
             *self._pytest_args,
         ]
@@ -132,6 +141,7 @@ class TestRuns:
     def _check_out(self, commit: str) -> None:
         git(self._tree, "checkout", "--quiet", "--force", "--detach", commit)
         # Caches and builds of another commit would decide.
+        # Twice -f: once spares nested git repositories. -x also removes ignored files.
         git(self._tree, "clean", "-ffdxq")
         self._commit, self._why_not = commit, ""
         if not self._folder.is_dir():
@@ -152,6 +162,7 @@ def read_batch(results: Path) -> Tried:
         return Tried(why_not="the run left no results")
     finals = [test.final for test in run.tests]
     failed = sum(final.outcome.is_bad and final.cause is not Cause.INFRASTRUCTURE for final in finals)
+    # A skip is no pass: the change may be in the condition of the skip.
     passed = sum(final.outcome.has_run and not final.outcome.is_bad for final in finals)
     if failed or passed:
         return Tried(passed=passed, failed=failed)

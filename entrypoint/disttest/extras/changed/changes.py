@@ -39,6 +39,7 @@ class Repository:
 
     def __init__(self, folder: Path) -> None:
         self.root = folder
+        # git() needs a root for this question, so the folder serves as one until the answer is there.
         self.root = Path(self._line("rev-parse", "--show-toplevel"))
 
     def git(self, *words: str, index: Path | None = None) -> bytes:
@@ -59,6 +60,7 @@ class Repository:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UsageError(f"--changed needs git: {error}") from error
         if ended.returncode:
+            # git's first line has the reason. Hints follow it.
             said = ended.stderr.decode(errors="replace").strip().partition("\n")[0]
             raise UsageError(f"--changed needs a git repository and its history: git {words[0]}: {said}")
         return ended.stdout
@@ -67,6 +69,8 @@ class Repository:
         return os.fsdecode(self.git(*words)).strip()
 
     def _names(self, *words: str, index: Path | None = None) -> list[str]:
+        # With -z names are bytes that end with NUL. Otherwise git quotes all that are not ASCII
+        # (core.quotePath).
         return [os.fsdecode(name) for name in self.git(*words, index=index).split(b"\0") if name]
 
     def files(self) -> list[str]:
@@ -86,9 +90,12 @@ class Repository:
                     f"--changed: git knows no revision {revision!r} here, and no such path exists; list revisions with git log"
                 )
             return found
+        # Without a revision: the commit at which this branch left the default branch.
         default = self._default_branch()
         branch, head = self._line("rev-parse", "--abbrev-ref", "HEAD"), self._line("rev-parse", "HEAD")
         base = self._line("merge-base", default, "HEAD")
+        # CI checks a commit out without a branch, and --abbrev-ref then answers HEAD. The commit is on the
+        # default branch if it is its own merge base.
         if branch == default.removeprefix("origin/") or (branch == "HEAD" and base == head):
             raise UsageError(
                 f"--changed without a revision on the default branch ({default}) would leave out tests that no other run "
@@ -98,6 +105,7 @@ class Repository:
 
     def _find(self, revision: str) -> str | None:
         try:
+            # Behind --end-of-options a name that begins with a dash is no option.
             return self._line(
                 "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
             )
@@ -106,6 +114,7 @@ class Repository:
 
     def _default_branch(self) -> str:
         try:
+            # git clone sets it. A repository that CI makes with init and fetch may lack it.
             return self._line("symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")
         except UsageError:
             pass
@@ -124,6 +133,8 @@ class Repository:
             units.update(self._differing(base, old, new, sources))
             if status.startswith("R"):
                 renamed[old] = new
+            # Added, deleted, renamed, copied: the names in the folders differ, which tests that list a folder
+            # can see.
             if status[0] in "ADRC":
                 units.update((_folder(file), FOLDER) for file in (old, new))
         return Changes(
@@ -139,17 +150,21 @@ class Repository:
             if own.exists():
                 shutil.copyfile(own, index)
             self.git("add", "--intent-to-add", "--all", index=index)
+            # The output, with NUL for the gaps: `M file`, `A file`, `D file`, `R087 old new`, `C100 old new`.
+            # The number is the similarity in per cent.
             words = iter(self._names("diff", "--name-status", "-z", "-M", base, index=index))
         for status in words:
             old = next(words)
             yield status, old, next(words) if status[0] in "RC" else old
 
     def _differing(self, base: str, old: str, new: str, sources: Sources) -> Iterator[Unit]:
+        # A test may read any file as data, also one with Python code.
         yield from ((name, part) for name in (old, new) for part in (WHOLE, LINK))
         if not new.endswith(".py"):
             return
         try:
             before = parse(self.git("show", f"{base}:{old}")).units
+        # git show fails for a name that the commit does not have.
         except UsageError:  # a new file
             before = {}
         after = sources.parsed(new).units

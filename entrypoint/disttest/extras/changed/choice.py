@@ -66,7 +66,9 @@ def choose(
         quarantined: tests that always run.
         canaries: share of the other tests that run, at least one unless it is 0.
     """
+    # The record has the names of its time. Without this step each test of a renamed file would be new.
     record = renamed(record, changes.renamed)
+    # Once for all tests: they share most parts, and each digest reads a file.
     stale = dict(_stale(record, changes, sources))
     modules: dict[str, set[int]] = defaultdict(set)
     for place, (file, part, _) in enumerate(record.units):
@@ -79,9 +81,11 @@ def choose(
         if (reason := _reason(record, recorded, stale, environment, is_quarantined=test in quarantined))
         or (recorded and (reason := _of_new_conftest(test, recorded, modules, sources)))
     }
+    # Sorted, since the draw depends on the order, and plugins may have shuffled the tests.
     left = sorted(test for test in tests if test not in selected)
     chosen = _sample(left, canaries, changes.head)
     selected.update({test: Reason(why=CANARY) for test in chosen})
+    # A test without a record has no duration, and is selected in any case.
     out = [recorded for test in left if test not in selected and (recorded := known[test])]
     return Choice(
         base=changes.base,
@@ -120,6 +124,8 @@ def _stale(record: Record, changes: Changes, sources: Sources) -> Iterator[tuple
     """Yield the places of parts that changed since a test was recorded, or since the revision."""
     for place, (file, part, digest) in enumerate(record.units):
         unit: Unit = (file, part)
+        # Two comparisons, since the record may be older than the revision. A part that changed before the
+        # revision is as stale as one that changed after it.
         if digest == UNKNOWN or unit in changes.units or sources.digest(unit) != digest:
             yield place, f"{unit[0]}::{part}" if unit[0] and part else unit[0] or part
 
@@ -132,6 +138,8 @@ def _reason(
     *,
     is_quarantined: bool,
 ) -> Reason | None:
+    # The first reason that applies is the one that reports show, so the order is from the surest to the
+    # vaguest.
     if test is None:
         return Reason(why="new")
     if is_quarantined:
@@ -157,4 +165,6 @@ def _of_new_conftest(
 def _sample(left: Sequence[str], share: float, seed: str) -> list[str]:
     if not left or not share:
         return []
+    # The seed is the commit: a repeated CI job runs the same canaries, and the next commit draws others. A
+    # text as a seed does not go through hash(), which differs from process to process.
     return random.Random(seed).sample(left, min(len(left), max(1, round(share * len(left)))))  # noqa: S311

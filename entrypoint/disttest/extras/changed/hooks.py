@@ -34,6 +34,7 @@ def disttest_addoptions() -> Sequence[Option]:
     return OPTIONS
 
 
+# Last: the plugins of clusters set the place of the run in this hook.
 @hookimpl(trylast=True)
 def disttest_prepare_run(request: RunRequest) -> None:
     """Refuse runs on other machines, whose tests are not recorded here."""
@@ -53,6 +54,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
         return
     from disttest.runtime.controller.orders import collecting_order
 
+    # A process that collects for ranks selects nothing: the controller has done so, and names the tests.
     if collecting_order(config) is not None:
         return
     from disttest.errors import UsageError
@@ -76,6 +78,7 @@ def disttest_select_tests(
     items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
 ) -> TestSelection | None:
     """Select the tests that the change affects."""
+    # Raised here, where the session turns it into a message of the run.
     for error in _refused:
         raise error
     return _sessions[0].select(items, describe, config) if _sessions else None
@@ -133,12 +136,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @of_pytest(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the record; a record that cannot be written fails no run."""
+    # Nothing ran, so a record of this session would have no outcomes.
     if not _sessions or session.config.option.collectonly:
         return
     from disttest.errors import UsageError
 
     try:
         _sessions.pop().finish()
+    # The tests have run, and their verdicts hold without a record. The next run selects more tests.
     except UsageError as error:
         print(f"disttest: {error}")  # noqa: T201
 

@@ -20,6 +20,8 @@ def remembers(frame: FrameType) -> bool:
     global, an attribute of the class, or a variable of an enclosing function.
     """
     # Not f_locals: it keeps the arguments alive until the function returns (Python 3.11 to 3.13).
+    # A frame does not refer to its function object. The qualified name leads to it, except for nested
+    # functions.
     *owners, found = _resolved(frame)
     classes: list[Any] = [owner for owner in owners if issubclass(type(owner), type)]
     spaces = [frame.f_globals, *(vars(each) for owner in classes for each in owner.__mro__)]
@@ -39,9 +41,11 @@ def _resolved(frame: FrameType) -> Iterator[object]:
 def _has_cache(found: object) -> bool:
     """Whether an object is a wrapper such as those of ``functools.cache``, ``cached_property`` or cachetools."""
     kind = type(found)
+    # cached_property is no property: its type name has "cache" in it.
     if issubclass(kind, property | classmethod | staticmethod):
         inner = getattr(found, "fget", None) or getattr(found, "__func__", None)
         return _has_cache(inner)
+    # cachetools wraps a function and gives the wrapper the attributes cache, cache_key and cache_lock.
     named = vars(found) if issubclass(kind, FunctionType) else ()
     return any("cache" in name for name in (kind.__name__, *named))
 
@@ -60,10 +64,15 @@ def _stores(code: CodeType, spaces: list[Mapping[str, object]]) -> bool:
                 return True
             case "STORE_DEREF" if name in code.co_freevars:
                 return True
+            # `settings.loaded = 1` is LOAD_GLOBAL settings, STORE_ATTR loaded. In between there is nothing.
             case "STORE_ATTR" if of_class or before == "LOAD_GLOBAL":
                 return True
+            # The container is pushed before the index, which may be an expression of any length. So each name
+            # of the function counts as the container, which selects too many tests rather than too few.
             case "STORE_SUBSCR" if any(map(outlives, (*code.co_names, *code.co_freevars))):
                 return True
+            # `known.append(x)` loads the method by LOAD_METHOD until Python 3.11, and by LOAD_ATTR since
+            # 3.12.
             case "LOAD_METHOD" | "LOAD_ATTR" if name in _MUTATORS and outlives(value):
                 return True
     return False

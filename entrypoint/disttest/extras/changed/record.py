@@ -104,17 +104,21 @@ def _usable(path: Path, project: str) -> Record:
     except OSError as error:
         raise _UnusableError(f"the record {path} cannot be read: {error.strerror}") from error
     try:
+        # The version first: the rest of a file of another version may not decode.
         version = msgspec.json.decode(data, type=_Head).version
         if version > VERSION:
             raise _NewerError(f"the record {path} is of version {version}, and this disttest reads {VERSION}")
         if version < VERSION:
             raise _UnusableError(f"the record {path} is of an earlier version of disttest")
         record = msgspec.json.decode(data, type=Record)
+        # Python accepts a negative place and takes another part. So a damaged file must not pass unchecked.
         for test in record.tests.values():
             _check_places((test.environment,), record.environments)
             _check_places(test.units, record.units)
     except (*UNREADABLE, IndexError) as error:
         raise _UnusableError(f"the record {path} is damaged") from error
+    # --coverage-record or a cache of CI may bring the file of another repository, in which equal names are
+    # other files.
     if project and record.project not in ("", project):
         raise _UnusableError(f"the record {path} is of another repository")
     return record
@@ -135,6 +139,7 @@ def update_record(path: Path, change: Callable[[Record], Record], project: str) 
         with _only_writer(path):
             try:
                 record = _usable(path, project)
+            # An older disttest must not destroy a record that a newer one can use.
             except _NewerError as error:
                 raise UsageError(f"{error}; it is left as it is") from error
             except _UnusableError:
@@ -147,6 +152,7 @@ def update_record(path: Path, change: Callable[[Record], Record], project: str) 
 @contextmanager
 def _only_writer(path: Path) -> Iterator[None]:
     # The folder is locked: it outlives the file, which each writer replaces.
+    # flock(2) needs no file of its own, and the kernel releases it whenever the holder ends.
     descriptor = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         ends_s = monotonic() + LOCK_S
@@ -189,6 +195,7 @@ def with_run(
     environments: list[dict[str, str]] = []
     tests = {}
 
+    # A dictionary is the table of parts: a part gets the next number when it first occurs.
     def place(unit: tuple[str, str, str]) -> int:
         return places.setdefault(unit, len(places))
 

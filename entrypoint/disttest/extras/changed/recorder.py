@@ -69,6 +69,7 @@ class Tracer:
         def start(self) -> None:
             """Begin, or report functions again that were reported before."""
             monitoring = sys.monitoring
+            # Another tool may hold the number. It keeps it, and stop() reports that functions were missed.
             if monitoring.get_tool(_TOOL) is None:
                 monitoring.use_tool_id(_TOOL, _OWNER)
             if monitoring.get_tool(_TOOL) == _OWNER:
@@ -79,6 +80,7 @@ class Tracer:
             """End; return whether all calls were reported."""
             if sys.monitoring.get_tool(_TOOL) != _OWNER:
                 return False
+            # A test that uses sys.monitoring may have switched the events of this tool off.
             intact = bool(sys.monitoring.get_events(_TOOL))
             self._report(None)  # a tool that is only freed is still called (Python 3.12, 3.13)
             sys.monitoring.free_tool_id(_TOOL)
@@ -108,6 +110,8 @@ class Tracer:
         def start(self) -> None:
             """Begin, or report functions again that were reported before."""
             self._reported.clear()
+            # threading.settrace reaches threads that start from now on. Python 3.12 added
+            # settrace_all_threads for the others.
             if sys.gettrace() is None:
                 threading.settrace(self._on_event)
                 sys.settrace(self._on_event)
@@ -135,6 +139,8 @@ class ProjectFiles(dict[str, str]):
             return _SPAWN
         if name.endswith(_DYNAMOS):
             return _DYNAMO
+        # Kept, so that each later call of the file costs one lookup in C. Names such as `<string>` and
+        # `<frozen importlib._bootstrap>` belong to no file.
         file = self[name] = self._relative(os.path.realpath(name)) if name.startswith("/") else ""
         if (file or name.startswith(self._prefix)) and (links := set(self._links(name)) - {""}):
             self.links[name] = links
@@ -143,6 +149,7 @@ class ProjectFiles(dict[str, str]):
     def _relative(self, path: str) -> str:
         relative = path.removeprefix(self._prefix) if path.startswith(self._prefix) else ""
         parts = relative.split("/")
+        # Virtual environments are often inside of the repository: .venv, .tox, .nox.
         hidden = any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in parts)
         return "" if hidden else relative
 
@@ -180,6 +187,8 @@ class Watch:
 
     def begin(self) -> None:
         """Start watching this process."""
+        # The tracer sees functions only. Files that they open and programs that they start appear as audit
+        # events.
         _audit(self)
         self.tracer.start()
 
@@ -228,6 +237,7 @@ class Watch:
 
     def opened(self, name: object, part: str) -> None:
         """Receive a file that is read, or a folder that is listed."""
+        # A descriptor (open(3), os.listdir(4)) has been opened by its name before.
         if isinstance(name, (str, bytes, os.PathLike)):
             path = str(Path(os.fsdecode(name)).absolute())
             file = self.files[path]
@@ -241,6 +251,8 @@ class Watch:
 
     def started(self, words: list[str]) -> None:
         """Receive a program that is started, with its arguments."""
+        # Libraries such as torch, triton and ctypes.util start these. Without the list their tests would
+        # depend on all files.
         if Path(words[0]).name not in _HARMLESS:
             self.use(ALL_PYTHON)
             for word in words:
@@ -263,10 +275,13 @@ class LoadRecorder(Watch):
         """Attribute a part to the module that is being imported, or to the file of the outermost frame."""
         # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        # From the inside out: the nearest module that is being imported is the cause, and otherwise the
+        # outermost file.
         owner = ""
         own = unit[1] == MODULE
         while frame is not None:
             file = self.files[frame.f_code.co_filename]
+            # The first frame is that of the module that starts. Its importer comes behind it.
             if own and file == unit[0]:
                 own = False
             elif file:
@@ -304,6 +319,7 @@ class TestRecorder(Watch):
         self._by_module: dict[str, set[Unit]] = defaultdict(set)
         """File -> parts that such functions of it used in this test."""
         self._is_fork = False
+        # Python cannot remove such a handler, so it looks at the present watch.
         os.register_at_fork(after_in_child=self._in_fork)
 
     def on_start(self, code: CodeType) -> bool:
@@ -328,6 +344,7 @@ class TestRecorder(Watch):
         """Note a part."""
         if self._begun:
             self._attribute(unit)
+        # A fork may end at any instruction (os._exit, a signal), so it writes each part when it is used.
         if unit not in self._used:
             self._used.add(unit)
             if self._is_fork:
@@ -338,9 +355,11 @@ class TestRecorder(Watch):
         # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         while frame is not None:
+            # Every function of the stack that keeps results may keep this one, not only the innermost.
             code = frame.f_code
             if file := self._begun.get((code.co_filename, code.co_qualname)):
                 self._by_module[file].add(unit)
+            # Frames above pytest's callers belong to pytest, not to the test.
             frame = None if code.co_filename.endswith(_CALLERS) else frame.f_back
 
     def _in_fork(self) -> None:
@@ -354,6 +373,7 @@ class TestRecorder(Watch):
             f"{self._file}{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
         )
         try:
+            # One write with O_APPEND, since threads of this process may write at the same time.
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
@@ -373,8 +393,11 @@ class TestRecorder(Watch):
             with _watched_fixtures(self._uses_fixture):
                 return (yield)
         finally:
+            # Another trace function or tool took over: parts may be missing, so the test runs whatever
+            # changes.
             if not self.end():
                 self._used.add(LOST)
+            # A fork that returns into pytest has written its parts one by one.
             if not self._is_fork:
                 self._write(sorted(self._used))
                 for file, units in self._by_module.items():
@@ -389,6 +412,8 @@ class TestRecorder(Watch):
         """Record a fixture that later tests of this process share; they use the parts that its set-up used."""
         if fixturedef.scope == "function":
             return (yield)
+        # The set-up gets an empty set, so that exactly its parts are kept for the tests that share the
+        # fixture.
         before, self._used = self._used, set()
         self.tracer.start()  # report functions that the test has used already, too
         try:
@@ -443,6 +468,7 @@ def read_lines(folder: Path) -> Iterator[tuple[str, list[Unit]]]:
                 yield msgspec.json.decode(line, type=tuple[str, list[Unit]])
             except msgspec.DecodeError:
                 continue
+        # Removed, so that ChangedSession.finish can remove the folder of the pytest process.
         path.unlink()
 
 
@@ -458,13 +484,18 @@ def _audit(watch: Watch) -> None:
         sys.addaudithook(_on_audit)
 
 
+# Arguments, as https://docs.python.org/3/library/audit_events.html has them: open (path, mode, flags),
+# os.listdir (path), subprocess.Popen (executable, args, cwd, env), os.posix_spawn and os.exec (path, args,
+# env), os.system (command).
 def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
+    # Python calls the hook for each attribute of a frame and each id(), so the usual case is one lookup.
     if event not in _EVENTS or not _watching:
         return
     watch = _watching[0]
     match event:
         case "open":
             path, _mode, flags = arguments
+            # A file that is opened with O_TRUNC is empty before it can be read.
             reads = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_TRUNC
             # The caller shows whether Python opens a module; inspect.stack reads source files (Python 3.11 to 3.13).
             if reads and sys._getframe(1).f_code.co_filename != _IMPORTER:  # noqa: SLF001
@@ -474,6 +505,7 @@ def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
         case "os.listdir" | "os.scandir":
             watch.opened(arguments[0] or ".", FOLDER)
         case "subprocess.Popen" | "os.posix_spawn" | "os.exec" | "os.system":
+            # Popen accepts a text or a path in the place of a list.
             words = arguments[1] if len(arguments) > 1 else arguments[0]
             words = [words] if isinstance(words, (str, bytes, os.PathLike)) else list(words)
             watch.started([os.fsdecode(word) for word in words] or ["?"])

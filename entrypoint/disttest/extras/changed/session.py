@@ -103,6 +103,7 @@ class ChangedSession:
         self._imports: dict[frozenset[str], frozenset[Unit]] = {}
         self._choice: Choice | None = None
         self._renamed: Mapping[str, str] = {}
+        # For tests that run in this process. Worlds have a folder already.
         self._folder = Path(tempfile.mkdtemp(prefix="disttest-changed-"))
         self._loads.begin()
 
@@ -131,6 +132,7 @@ class ChangedSession:
             return None
         choice = self._choose(revision, items, describe, CANARIES.of(options))
         self._choice = choice
+        # The record has names relative to the repository, and pytest's session node ids.
         own = {key: nodeid for nodeid, key in self._names.items()}
         self.reasons = {own[key]: reason for key, reason in choice.selected.items()}
         return TestSelection(
@@ -161,6 +163,7 @@ class ChangedSession:
         record, trouble = read_record(self._path, self._project)
         if trouble:
             return everything(list(self._names.values()), base, trouble)
+        # The plugin of flaky tests puts its entries under this key.
         quarantined = {self._names[item.nodeid] for item in items if describe(item).data.get("flaky")}
         return choose(
             list(self._names.values()),
@@ -181,12 +184,14 @@ class ChangedSession:
         for distribution in metadata.distributions(path=installed):
             yield f"package {distribution.name}", distribution.version
         for name, value in environment().items():
+            # As digests: values may be secrets, and the record may be uploaded as an artifact or a cache.
             if name.startswith(_VARIABLES) and name not in _OF_THIS_MACHINE:
                 yield f"variable {name}", digest_of(value.encode())
         own = {option.field for option in OPTIONS}
         for name, value in options.plugin_options.items():
             if name not in own:
                 yield f"option {name}", digest_of(value.encode())
+        # Settings, lock files and compiled sources have effects that no recorder of Python functions sees.
         for file in self._sources.files:
             path = PurePosixPath(file)
             if path.name in _SETTINGS or any(map(path.match, (*_LOCKS, *_COMPILED))):
@@ -222,7 +227,9 @@ class ChangedSession:
             UsageError: it cannot be written.
         """
         self.world_ended(self._folder)
+        # Empty by now, since read_lines removes what it has read.
         self._folder.rmdir()
+        # A session that ended before its first test must not write a record.
         if not self._reported:
             return
         ran = {self._names[nodeid]: self._ran(nodeid) for nodeid in self._reported if nodeid in self._names}
@@ -239,6 +246,7 @@ class ChangedSession:
         if not units and outcome is not Outcome.SKIPPED:
             units.add(LOST)  # nothing has recorded it, for example another machine
         own = self._of_imports(frozenset((*self._roots(self._files[nodeid]), *self._unexplained)))
+        # A function may import modules when it runs, which the imports of the test's file do not show.
         late = {file for file, _ in units if file.endswith(".py") and (file, MODULE) not in own}
         units |= own | self._of_imports(frozenset(late))
         return Ran(
@@ -250,6 +258,7 @@ class ChangedSession:
 
     def _digest(self, unit: Unit) -> str:
         if unit not in self._digests:
+            # The file was saved while tests ran, so nothing shows which of its versions this test used.
             edited = unit[0].endswith(".py") and self._sources.was_edited(unit[0])
             self._digests[unit] = UNKNOWN if edited else self._sources.digest(unit)
         return self._digests[unit]

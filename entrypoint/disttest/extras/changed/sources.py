@@ -47,6 +47,7 @@ class Parsed(Frozen):
 
 def digest_of(data: bytes) -> str:
     """Return the digest of bytes."""
+    # 80 bits keep the record small. A million parts collide with a probability of 4e-13.
     return hashlib.sha256(data).hexdigest()[:20]
 
 
@@ -54,10 +55,15 @@ def parse(source: bytes) -> Parsed:
     """Divide a Python file; a file that is not valid Python has only one part."""
     try:
         tree = ast.parse(source)
+    # ValueError is for NUL bytes (Python 3.11). RecursionError is for expressions that nest thousands of
+    # levels deep.
     except (SyntaxError, ValueError, RecursionError):
         return Parsed(units={MODULE: digest_of(source)})
+    # Before the bodies of functions are taken out of the tree: functions import modules, too.
     imports = tuple(sorted(set(_imports(tree))))
+    # Most files have no such statement, which spares them a walk over each function.
     functions = _Functions(may_set_globals=b"global" in source)
+    # The rest of the tree is the code that an import runs.
     functions.visit(tree)
     units = {name: digest_of("".join(bodies).encode()) for name, bodies in functions.bodies.items()}
     return Parsed(units={**units, MODULE: digest_of(_dump(tree).encode())}, imports=imports)
@@ -110,6 +116,7 @@ def _outlives_a_test(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
+    # Not ast.walk, which cannot leave out the branch under TYPE_CHECKING. No test runs that branch.
     waiting: list[object] = [tree]
     while waiting:
         node = waiting.pop()
@@ -120,6 +127,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             case ast.Import():
                 yield from (alias.name for alias in node.names)
             case ast.ImportFrom():
+                # `from ..a import b` is `..a` and `..a.b`, since b may be a module or a name in one.
                 module = "." * node.level + (node.module or "")
                 yield module
                 yield from (
@@ -155,6 +163,7 @@ class Sources:
     def _content(self, file: str) -> bytes:
         try:
             return (self.root / file).read_bytes()
+        # git lists a file that was deleted but not staged. It counts as an empty one.
         except OSError:
             return b""
 
@@ -202,6 +211,7 @@ class Sources:
         file, name = unit
         if name in OF_PATHS or not file:
             return unit
+        # `Class.method.<locals>.inner` is code of `Class.method`, whose digest includes it.
         outermost = name.partition(".<locals>")[0]
         return (file, outermost if outermost in self.parsed(file).units else MODULE)
 
@@ -210,6 +220,7 @@ class Sources:
         found: dict[str, list[str]] = defaultdict(list)
         for file in self._read:
             parts = PurePosixPath(file).with_suffix("").parts
+            # sys.path is unknown, so `src/pkg/core.py` is found as src/pkg/core, pkg/core and core.
             parts = parts[:-1] if parts[-1] == "__init__" else parts
             for first in range(len(parts)):
                 found["/".join(parts[first:])].append(file)
@@ -241,6 +252,8 @@ class Sources:
             above = PurePosixPath(file).parents
             base = above[min(dots, len(above)) - 1] if dots else PurePosixPath()
             parts = (base / bare.replace(".", "/")).parts
+            # `import a.b` also runs a/__init__.py. A text counts only as a whole, since "data" or "a" is
+            # often just a word.
             first = len(parts) if name.startswith(_TEXT) else 1
             for last in range(first, len(parts) + 1):
                 yield from self._by_suffix.get("/".join(parts[:last]), ())
@@ -250,6 +263,7 @@ def digest_of_path(path: Path) -> str:
     """Return the digest of a file's bytes, or of the names in a folder."""
     try:
         if path.is_dir():
+            # Without hidden entries: .coverage and .pytest_cache appear while tests run.
             names = sorted(
                 each.name for each in path.iterdir() if not each.name.startswith((".", "__pycache__"))
             )
