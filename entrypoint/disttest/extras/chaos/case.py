@@ -101,6 +101,8 @@ class BaselineRank(Frozen):
 class ChaosCase(Frozen):
     """The fault injected into a test, and the outcome required of it."""
 
+    # The case travels in the data of the test, so that a world can judge without the plan and without the
+    # baseline.
     contract: Contract
     fault: Fault | None = None
     """None in the baseline run, which counts the calls."""

@@ -24,6 +24,8 @@ def parse_fault(text: str) -> Fault:
         UsageError: the text is not a valid fault.
     """
     kind, *numbers = text.split(":")
+    # The text is that of a test's id (`test_x[4xgloo-kill:1:5:during]`), so a report can be pasted into
+    # --fault.
     during = numbers[2:] == [_DURING]
     if kind not in tuple(FaultKind) or len(numbers) != 2 + during or not all(map(str.isdecimal, numbers[:2])):
         raise UsageError(

@@ -50,7 +50,10 @@ class Search(Frozen):
     def round(self) -> tuple[Fault, ...]:
         """Return the faults to try next, spread evenly over the untried calls; empty when the search is over."""
         untried = [call for call in range(self.after + 1, self.fault.call) if call not in self.tried]
+        # Several places in each round instead of the middle: they run at the same time. A contract may hold
+        # at a call between two calls that break it.
         number = min(_AT_ONCE, len(untried))
+        # The middle of each of `number` equal parts.
         calls = (untried[(2 * place + 1) * len(untried) // (2 * number)] for place in range(number))
         return tuple(msgspec.structs.replace(self.fault, call=call) for call in calls)
 
@@ -61,6 +64,8 @@ class Search(Frozen):
         smaller = msgspec.structs.replace(self, tried=self.tried | calls)
         if broken:
             return msgspec.structs.replace(smaller, fault=min(broken, key=_call))
+        # A whole round kept the contract, so the search does not look below it again. Without that it would
+        # try all calls.
         return msgspec.structs.replace(smaller, after=max(calls))
 
     @property
@@ -114,6 +119,7 @@ def search_smallest(
             break
         cases = {nodeid: _cases(tests[nodeid], tried, wanted) for nodeid, tried in rounds.items()}
         result = run(ChaosPlan(cases=cases), f"smaller-{number}")
+        # FAILED is the usual code: a fault that breaks the contract is a failed test.
         if result.exit_code not in (ExitCode.PASSED, ExitCode.FAILED):
             warn("the search for smaller faults did not finish")
             code = result.exit_code
@@ -197,16 +203,19 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
     Raises:
         UsageError: an option is invalid, or no test has a call that a fault can be injected into.
     """
+    # From the first line on: a signal between the runs would otherwise end the command without its reports.
     hold_signals()
     runs, options = _prepare(targets, tuple(pytest_args), given)
     wanted = _wanted(given, options)
     directory = claim(options.results) if options.results else claim_default(warn)
     # The faults are known only after the baseline, so it is a separate run. That costs one start of pytest.
+    # Phase 1, the baseline.
     before = claim(directory.path / BEFORE)
     baseline, owes = runs.run(ChaosPlan(), before)
     if baseline.exit_code != ExitCode.PASSED:
         warn("no fault was tried, since not all tests pass without faults; fix the failures first")
         return _finish(baseline, before.path, owes=owes)
+    # Phase 2, the plan of the faults.
     write_reports(baseline, before.path)
     drawn = [draw(test.test, test.final, wanted) for test in baseline.tests if _is_counted(test)]
     for each in drawn:
@@ -217,8 +226,10 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
         # Most worlds only wait for a time limit, so more ranks run at a time than in other runs.
         _slots(max(_size(each.test) for each in drawn), runs.hardware.cpus)
     )
+    # Phase 3, one world for each fault.
     with_faults, owes = runs.run(_plan(drawn), directory, slots=slots)
     code = _finish(with_faults, directory.path, owes=owes)
+    # Phase 4 is for samples only: with all faults tried, the smallest is known already.
     if not wanted.samples or wanted.faults:
         return code
 
@@ -246,6 +257,7 @@ def _prepare(
         cwd=str(Path.cwd()),
         workspace=ci_workspace(),
         bundled=resolved.bundled,
+        # The options as given, without those that are forced above: reports repeat the user's command.
         options=given_options({option.field: given.get(option.field) for option in RUN_OPTIONS}),
         pytest_args=pytest_args,
     )
@@ -279,6 +291,7 @@ def _wanted(given: Mapping[str, Any], options: RunOptions) -> Wanted:
 def _is_counted(test: TestOutcome) -> bool:
     world = test.test.world
     passed = test.final.outcome is Outcome.PASSED
+    # A rank without torch.distributed reports no calls, and a plan needs the calls of all ranks.
     return passed and world is not None and len(baseline_ranks(test.final)) == world.size
 
 

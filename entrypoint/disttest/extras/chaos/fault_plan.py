@@ -31,6 +31,7 @@ def needing(ranks: Sequence[BaselineRank], fault: Fault) -> tuple[int, ...]:
         fault: the fault. The call itself has been sent if the fault is injected during it.
     """
     victim = next(rank for rank in ranks if rank.rank == fault.rank)
+    # Only calls from the fault on matter: earlier ones are complete before it.
     numbers = {_key(call, victim.rank): number for number, call in enumerate(victim.calls, 1)}
     first = fault.call + fault.during
     return tuple(
@@ -48,6 +49,7 @@ def _key(call: BaselineCall, rank: int) -> _Key:
     """Key that matching calls of different ranks share."""
     if call.peer is None:
         return call.group, call.seq
+    # Sender and receiver in this order, so that both ends of a message have one key.
     ends = (rank, call.peer) if call.op == "send" else (call.peer, rank)
     return call.group, *ends, call.tag, call.seq
 
@@ -57,6 +59,7 @@ def _waits_for(call: BaselineCall, rank: int, victim: int) -> bool:
         return call.op != "send" and call.peer == victim
     if victim not in call.members:
         return False
+    # A broadcast or scatter gives data of the root only. In a reduce or gather the root alone waits.
     if call.op in FROM_ROOT:
         return call.root == victim
     return call.op not in TO_ROOT or call.root == rank
@@ -102,7 +105,9 @@ def draw(test: TestCase, baseline: TestResult, wanted: Wanted) -> Drawn:
     possible = list(_check(test, ranks, wanted.faults)) if wanted.faults else list(_all(ranks, wanted))
     drawn = possible
     if 0 < wanted.samples < len(possible):
+        # A text as a seed does not go through hash(), so PYTHONHASHSEED does not change the draw.
         generator = random.Random(f"{wanted.seed}:{test.nodeid}")  # noqa: S311
+        # In their order: kinds take turns in it.
         places = sorted(generator.sample(range(len(possible)), wanted.samples))
         drawn = [possible[place] for place in places]
     cases = tuple(make_case(test, baseline, fault, wanted) for fault in drawn)

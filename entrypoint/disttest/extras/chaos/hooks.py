@@ -176,6 +176,7 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult
 
     left: Sequence[str] = ()
     if case.fault is not None:
+        # This ends the ranks first. A helper that ends with its rank is no leftover.
         left = attempt.left_behind()
         attempt.speaks = False  # reports of ranks do not know the contract
     result = yield

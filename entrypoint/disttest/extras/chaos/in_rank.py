@@ -81,6 +81,7 @@ class ChaosTool(Tool):
             # For point-to-point messages gloo keeps the time limit with which the group was made, so lowering it
             # later has no
             # effect: https://github.com/pytorch/pytorch/issues/165422
+            # Not restored: a test with a fault has a fresh world, whose processes end with it.
             _c10d().default_pg_timeout = min(_c10d().default_pg_timeout, self._limit)
 
     def report(self, properties: Iterable[tuple[str, Any]], raised: BaseException | None) -> ChaosSeen:
@@ -95,6 +96,7 @@ class ChaosTool(Tool):
 
     def take(self, call: Call, run: Callable[[], Any]) -> Any:
         """Run the call; inject the fault before or after it if this is the chosen call."""
+        # Threads issue calls at the same time, and each call needs one number.
         with self._lock:
             number = next(self._numbers)
             if self._case.fault is None and number <= _MOST_CALLS:
@@ -105,6 +107,8 @@ class ChaosTool(Tool):
             return run()
         if not fault.during:
             self._inject()
+        # A call that raises before it is handed over is not counted. in_world compares the count with the
+        # baseline's to see a repetition.
         next(self._handed)
         result = run()
         if fault.during:
@@ -137,6 +141,7 @@ class ChaosTool(Tool):
         self._note(title_of(call.op), str(call.site), error, monotonic())
 
     def _note(self, what: str, where: str, error: BaseException, began_s: float) -> None:
+        # The injected exception is no reaction of the program.
         if isinstance(error, InjectedError) or len(self._errors) >= _MOST_ERRORS:
             return
         text = _words(error).partition("\n")[0]
@@ -162,6 +167,7 @@ def _shown(error: BaseException | None) -> Iterator[BaseException]:
         yield error
         for member in getattr(error, "exceptions", ()):
             yield from _shown(member)
+        # As Python's traceback does: `raise … from None` hides the context.
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
@@ -212,6 +218,7 @@ def _describe_value(value: Any) -> str:
         from disttest.observe.memory import digest_of
 
         whole = value.detach().cpu()
+        # A sparse tensor has no single memory to digest.
         whole = whole if whole.layout is torch.strided else whole.to_dense()
         if whole.numel() <= _MOST_SHOWN:
             return repr(whole.tolist())
@@ -227,6 +234,7 @@ def observe_test(test: RankTest) -> Generator[None, bool, bool]:
     case = msgspec.convert(test.data[NAME], ChaosCase)
     peers = case.fault is not None and case.fault.rank != test.rank.number
     errors = _Errors()
+    # The faulty rank may fail in any way, so only its peers are observed.
     if peers:
         test.rank.config.pluginmanager.register(errors, "disttest-chaos-errors")
     tool = _tool(test, case)

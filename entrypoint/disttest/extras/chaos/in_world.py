@@ -132,15 +132,18 @@ def judge_case(
         injected_at_s: when the fault was injected, on the monotonic clock.
         left: descriptions of processes and shared memory that were left behind.
     """
+    # Phase 1, what each rank could notice, and when: the fault itself, and the ends of ranks that noticed it.
     broke_at_s = [
         injected_at_s,
         *(error.ended_s for each in ranks if (error := _of_peers(each, injected_at_s))),
     ]
+    # Phase 2, each rank alone.
     breaches = {
         each.record.rank: breach for each in ranks for breach in _judge_rank(case, each, sorted(broke_at_s))
     }
     fault = case.fault
     assert fault is not None
+    # Phase 3, what only the whole world shows: a repeated call is no swallowed error.
     if fault.kind is FaultKind.RAISE and _has_tried_again(case, ranks):
         breaches = {rank: breach for rank, breach in breaches.items() if breach.kind is not Breach.SILENT}
     if left:
@@ -161,8 +164,11 @@ def _judge_rank(case: ChaosCase, rank: ObservedRank, broke_at_s: Sequence[float]
     fault, record = case.fault, rank.record
     wanted = case.contract.of(fault.kind)
     is_faulty = record.rank == fault.rank
+    # Such a rank cannot react.
     if is_faulty and fault.kind in (FaultKind.KILL, FaultKind.STOP):
         return
+    # No failure of a peer ends a rank here (FaultAttempt), so a rank that disttest killed had hung until the
+    # deadline.
     if record.end is RankEnd.KILLED:
         yield _RankBreach(Breach.HUNG, _how_it_hung(record))
     elif record.has_died:
@@ -229,6 +235,7 @@ def _judge_error(
             Breach.OTHER_ERROR, f"raised {_short(record.message)}, which does not mention a lost peer{after}"
         )
         return
+    # No observed call raised, as in a wait in C++. Then nothing shows when the rank noticed.
     if error is None:
         return
     if record.message.partition(":")[0].rpartition(".")[2] in _OWN_MISTAKES:
@@ -238,6 +245,7 @@ def _judge_error(
         return
     contract = case.contract
     limit_s = contract.within_s + (0 if wanted is Survival.CONNECTION_ERROR else case.limit_s)
+    # A rank can notice only what has happened. It cannot notice before its own wait begins.
     last_s = max(at_s for at_s in broke_at_s if at_s < error.ended_s)
     took_s = error.ended_s - max(last_s, error.began_s)
     # A broken connection is reported immediately, however long a busy machine takes for it: only time-outs can be
@@ -255,6 +263,7 @@ def _of_peers(rank: ObservedRank, injected_at_s: float) -> SeenError | None:
     return next((error for error in later if _OF_PEERS.search(error.text)), None)
 
 
+# A sample: `[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer`.
 _SOURCE = re.compile(r"\[/?[\w./-]+\.(?:cc|cpp|h):\d+\] ")
 """Location in gloo's own sources, which gloo puts in front of its errors."""
 
@@ -361,6 +370,8 @@ def judge_chaos(
         case: the fault and the contract.
         left: descriptions of what the ranks left behind.
     """
+    # The order matters: without the fault, or with a failure before it, the contract was not put to the
+    # proof.
     seen = [_seen(progress) for progress in ranks]
     if case.fault is None:
         return _with_calls(result, ranks, seen)
@@ -372,6 +383,7 @@ def judge_chaos(
         failed_at_s = _failed_at_s(progress)
         if failed_at_s is not None and failed_at_s < injected_at_s:
             return _not_shown(result, progress.rank, "failed before the fault was injected")
+    # The core blames the faulty rank and counts its death as a failure. Both are planned.
     kept = msgspec.structs.replace(
         result,
         outcome=Outcome.PASSED,

@@ -37,6 +37,7 @@ def report_tables(run: RunResult) -> list[ReportTable]:
     for test in run.tests:
         fault = fault_of(test.test)
         if fault is not None:
+            # collected_as is the id without the fault, which all faults of a test share.
             found = tables.setdefault((test.test.collected_as, fault.kind), {})
             found[fault.rank, fault.call] = test
     return [_table(f"{kind} in {one_line(nodeid)}", faults) for (nodeid, kind), faults in tables.items()]
