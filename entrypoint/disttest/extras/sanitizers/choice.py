@@ -44,6 +44,7 @@ def move_findings(event: dict[str, Any]) -> None:
     """Convert the findings of an event of version 0.1, which named the finder in the field ``sanitizer``."""
     result = event.get("result")
     for finding in result.get("findings", ()) if isinstance(result, dict) else ():
+        # Merges, histories and `disttest explain` read journals of earlier versions.
         if "sanitizer" in finding:
             name = finding["finder"] = finding.pop("sanitizer")
             finding.update({} if "found_by" in finding else words_of(name))
@@ -60,6 +61,7 @@ def parse_chosen(text: str) -> tuple[Chosen, ...]:
     words = [word.strip() for word in text.split(",")]
     if words == [OFF]:
         return ()
+    # `all,order:warn` means all of them, and one of them as a warning.
     by_name = {chosen.name: chosen for word in words for chosen in _parse(word)}
     return tuple(by_name[name] for name in NAMES if name in by_name)
 

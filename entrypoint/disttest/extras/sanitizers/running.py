@@ -88,9 +88,11 @@ def sanitized(result: TestResult, attempt: JudgedAttempt, chosen: Sequence[Chose
         return result
     for each in chosen:
         reports = attempt.raw_reports(each.name)
+        # A rank that never imported torch.distributed has no report, so nothing can be compared.
         if len(reports) == len(attempt.ranks):
             findings, notes = SANITIZERS[each.name].judge(reports)
             words = words_of(each.name)
+            # Whether a finding fails the test is the user's choice, which judges do not know.
             result = with_findings(
                 result,
                 [msgspec.structs.replace(finding, fails=each.fails, **words) for finding in findings],

@@ -61,6 +61,7 @@ class Exchanges:
         """Messages by group, sender, receiver and tag."""
         self._counts: defaultdict[tuple[int, object], int] = defaultdict(int)
         self._groups: dict[tuple[str, tuple[int, ...]], StreamGroup] = {}
+        # Before the matching: a receive from any source may come after the messages that it makes ambiguous.
         blind = {(self._group(each), rank) for rank, each in self._any_source()}
         for rank, stream in streams.items():
             for index, number in enumerate(stream.calls):
@@ -70,6 +71,7 @@ class Exchanges:
                     continue  # not a group of the ranks of this world
                 if not signature.is_p2p:
                     self._add_collective(rank, index, signature)
+                # A message of a rank to itself has both ends in one stream.
                 elif signature.peer not in (rank, ANY_SOURCE):
                     self._add_message(rank, index, signature, blind)
         self.diverged = {group for group in self.collectives if self._cut(group)}
@@ -107,6 +109,7 @@ class Exchanges:
         group = self._group(signature)
         exchanges = self.collectives.setdefault(group, [])
         number = self._next(rank, group)
+        # Each rank counts without gaps, so at most one exchange is missing.
         if number > len(exchanges):
             exchanges.append(Exchange(group=group, number=number, members=group.ranks, is_p2p=False))
         exchanges[number - 1].calls[rank] = index
@@ -117,6 +120,8 @@ class Exchanges:
         group, peer = self._group(signature), signature.peer
         assert peer is not None
         sender, receiver = (rank, peer) if signature.is_send else (peer, rank)
+        # A receive from any source may have taken each message to this rank, so none of them has a certain
+        # partner.
         if (group, receiver) in blind:
             return
         key = (group, sender, receiver, signature.tag)
@@ -134,6 +139,7 @@ class Exchanges:
     def _cut(self, group: StreamGroup) -> bool:
         """Cut the collectives at the first one for which ranks made different calls. Return whether there is one."""
         exchanges = self.collectives[group]
+        # From the first difference on, equal numbers are not the same collective any more.
         for exchange in exchanges:
             if len({self.of(exchange, rank).family for rank in exchange.calls}) > 1:
                 del exchanges[exchange.number :]

@@ -75,10 +75,12 @@ def find_mismatches(exchanges: Exchanges) -> Iterator[PluginFinding]:
     for exchange in exchanges.all():
         if not exchange.is_complete:
             continue
+        # The first difference only: ranks that call other operations also differ in tensors and roots.
         difference = next(filter(None, (check(exchange, exchanges) for check in _checks(exchange))), None)
         if difference is None:
             continue
         pair = (difference.first, difference.second)
+        # A line in a loop disagrees in each turn, and that is one mistake.
         lines = (difference.consequence.effect, *(exchanges.of(exchange, rank).where for rank in pair))
         if lines not in reported:
             reported.add(lines)
@@ -93,6 +95,7 @@ def _checks(exchange: Exchange) -> tuple[_Check, ...]:
 
 def _finding(exchange: Exchange, difference: _Difference, exchanges: Exchanges) -> PluginFinding:
     first, second = (exchanges.of(exchange, rank) for rank in difference[1:])
+    # The message names two kinds of calls. Ranks that differ from both are left out.
     like_first = [rank for rank in exchange.members if exchanges.of(exchange, rank) == first]
     like_second = [rank for rank in exchange.members if exchanges.of(exchange, rank) == second]
     parts = (
@@ -150,6 +153,7 @@ def _dtypes(call: CallSignature) -> set[str]:
 
 def _other_shape(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
     calls = [exchanges.of(exchange, rank) for rank in exchange.members]
+    # all_gather with a list meets all_gather_into_tensor: one family, but shapes that cannot be compared.
     if len({call.op for call in calls}) > 1:
         return None
     match calls[0].op:
@@ -197,6 +201,7 @@ def _other_splits(exchange: Exchange, exchanges: Exchanges) -> _Difference | Non
     for place, giver in enumerate(members):
         for other, taker in enumerate(members):
             given, taken = rows[giver].given, rows[taker].taken
+            # Unknown rows (an empty list) agree with everything.
             if given and taken and given[other] != taken[place]:
                 return _Difference(_SPLITS, giver, taker)
     return None
@@ -215,6 +220,7 @@ def _rows(call: CallSignature, size: int) -> _Rows:
 
 
 def _equal_parts(specs: Sequence[Spec], size: int) -> Sequence[int]:
+    # all_to_all_single without sizes divides the first dimension evenly.
     rows = specs[0].shape[0] if specs and specs[0].shape else 0
     return [] if rows % size else [rows // size] * size
 
@@ -241,6 +247,8 @@ _UNLIKE = Consequence(
 def find_differing_groups(streams: Mapping[int, Stream]) -> Iterator[PluginFinding]:
     """Yield a finding for the first number under which ranks made different groups, or only some made one."""
     made = {rank: _by_number(stream) for rank, stream in streams.items()}
+    # In the order of making, of all ranks: the first difference shifts all numbers after it, so it alone is
+    # reported.
     for key in dict.fromkeys(key for each in made.values() for key in each):
         found = {rank: each.get(key) for rank, each in made.items()}
         if _are_unlike(list(found.values())):

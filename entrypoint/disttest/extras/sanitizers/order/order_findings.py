@@ -105,6 +105,7 @@ def _shown(exchanges: Exchanges, rank: int, decisive: Sequence[int]) -> Iterator
     near = {
         index for each in decisive for index in range(max(0, each - _AROUND), min(last, each + _AROUND) + 1)
     }
+    # The decisive calls come first, so that the limit cuts off only their neighbours.
     chosen = sorted([*decisive, *sorted(near - set(decisive))][:_MOST_SHOWN])
     for index in chosen:
         call = exchanges.at(StreamPosition(rank, index))

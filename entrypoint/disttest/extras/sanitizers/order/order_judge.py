@@ -53,6 +53,7 @@ def find_unmatched(exchanges: Exchanges) -> Iterator[PluginFinding]:
     """Yield the first incomplete collective of each group, and the first incomplete message between each two ranks."""
     for group, collectives in exchanges.collectives.items():
         first = next((exchange for exchange in collectives if not exchange.is_complete), None)
+        # In a diverged group later collectives are cut off, so none of them is known to be missing.
         if first is not None and group not in exchanges.diverged:
             yield _extra(first, exchanges, _COLLECTIVE)
     for messages in exchanges.messages.values():
@@ -74,6 +75,7 @@ def _extra(exchange: Exchange, exchanges: Exchanges, consequence: Consequence) -
         )
     else:
         message = f"not all ranks joined collective #{exchange.number} of group {exchange.group.title}: {who}, {absent} never did"
+    # Two ranks show the call. All that issued it are in the message.
     decisive = {rank: [index] for rank, index in exchange.calls.items()}
     return make_finding(
         OrderFindingKind.EXTRA, message, consequence, exchanges, dict(sorted(decisive.items())[:2])
@@ -92,6 +94,7 @@ def find_never_waited(exchanges: Exchanges, reported: Collection[str] = ()) -> I
         for index in range(len(exchanges.calls_of(rank))):
             call = exchanges.at(StreamPosition(rank, index))
             if call.dropped and call.where not in reported:
+                # The first call of a line in each rank, since loops repeat it.
                 by_line.setdefault((call.file, call.line), {}).setdefault(rank, index)
     for places in by_line.values():
         rank = min(places)
@@ -115,11 +118,14 @@ def judge_order(streams: Mapping[int, Stream]) -> tuple[PluginFinding, ...]:
     Args:
         streams: rank -> its calls, for all ranks of the world.
     """
+    # The cheap answers first: almost all tests end here.
     if any(stream.doubtful for stream in streams.values()) or _are_all_alike(streams):
         return ()
     exchanges = Exchanges(streams)
+    # A stream that was cut ends at another call in each rank. A missing call may be behind the cut.
     is_whole = not any(stream.beyond for stream in streams.values())
     unmatched = tuple(find_unmatched(exchanges)) if is_whole else ()
+    # The handle of a call without partners is often discarded as well. One finding for a line is enough.
     reported = {
         call.where
         for finding in unmatched
@@ -138,6 +144,7 @@ def judge_order(streams: Mapping[int, Stream]) -> tuple[PluginFinding, ...]:
 
 def _are_all_alike(streams: Mapping[int, Stream]) -> bool:
     """Whether all ranks made the same collectives of the whole world, as in most tests. A fast check."""
+    # Streams from equal bytes are one object, so `is` spares most comparisons.
     first, *others = streams.values()
     plain = all(
         not (call.is_p2p or call.dropped) and len(call.group.ranks) == len(streams)
@@ -159,6 +166,7 @@ def limits_of(streams: Mapping[int, Stream]) -> tuple[str, ...]:
 def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
     """Judge the reports of the ranks. Reports that are equal to the byte, as in most tests, are decoded once."""
     texts = {rank: bytes(report) for rank, report in sorted(reports.items())}
+    # 256 ranks with equal calls cost one decoding.
     read = {text: _decoder.decode(text) for text in {*texts.values()}}
     streams = {rank: read[text] for rank, text in texts.items()}
     return Judgement(judge_order(streams), limits_of(streams))
@@ -220,6 +228,8 @@ def find_order(exchanges: Exchanges) -> Iterator[PluginFinding]:
     reported: set[frozenset[str]] = set()
     moved = list(queues)
     for _ in range(_MOST_STOPS):
+        # Run until nothing moves. A queue that is not at its end then waits for another queue, and the waits
+        # form a cycle.
         _run(moved, homes, done)
         stuck = next((queue for queue in queues if queue.pending(done)), None)
         if stuck is None:
@@ -229,6 +239,8 @@ def find_order(exchanges: Exchanges) -> Iterator[PluginFinding]:
         if lines not in reported:
             reported.add(lines)
             yield _finding(cycle, exchanges)
+        # Complete one exchange of the cycle by force, to find cycles behind it. Only its queues can have
+        # moved.
         _, helped = cycle[0]
         done.add(helped)
         moved = homes[helped]
@@ -239,6 +251,7 @@ def _queues(exchanges: Exchanges) -> tuple[list[_Queue], dict[Exchange, list[_Qu
     at_place = {
         StreamPosition(rank, i): exchange
         for exchange in exchanges.all()
+        # An incomplete exchange would block its queues for ever. find_unmatched reports it.
         if exchange.is_complete
         for rank, i in exchange.calls.items()
     }
@@ -249,6 +262,8 @@ def _queues(exchanges: Exchanges) -> tuple[list[_Queue], dict[Exchange, list[_Qu
         call, exchange = exchanges.at(place), at_place[place]
         key = (place.rank, call.thread)
         queue = queues.setdefault(key, _Queue(rank=place.rank))
+        # Two batches in a row are one step: signatures do not number batches. That can hide a cycle, but
+        # never makes one.
         if call.batched and in_batch.get(key):
             queue.steps[-1].append(exchange)
         else:
@@ -273,9 +288,12 @@ def _cycle(start: _Queue, homes: dict[Exchange, list[_Queue]], done: set[Exchang
     path: list[_Link] = []
     queue = start
     while all(queue is not seen for seen, _ in path):
+        # Follow the waits: this exchange is not at the head of some other queue. There are finitely many
+        # queues, so the walk meets one of them again.
         exchange = queue.pending(done)[0]
         path.append((queue, exchange))
         queue = next(home for home in homes[exchange] if exchange not in home.pending(done))
+    # The way into the cycle is no part of it.
     first = next(place for place, (seen, _) in enumerate(path) if seen is queue)
     return path[first:]
 
@@ -307,6 +325,7 @@ def _finding(cycle: list[_Link], exchanges: Exchanges) -> PluginFinding:
 def _kind(cycle: list[Exchange]) -> OrderFindingKind:
     if not any(exchange.is_p2p for exchange in cycle):
         return OrderFindingKind.GROUP_ORDER
+    # Messages of one pair in one direction can differ in their tags only.
     in_one_direction = len({(exchange.group, exchange.members) for exchange in cycle}) == 1
     is_cycle = all(exchange.is_p2p for exchange in cycle) and not in_one_direction
     return OrderFindingKind.P2P_CYCLE if is_cycle else OrderFindingKind.P2P_ORDER

@@ -42,11 +42,13 @@ def is_thrown_away(code: CodeType, at: int) -> bool:
 
 
 def _has_no_use(code: CodeType, at: int) -> bool:
+    # f_lasti is the offset of the call. dis hides the CACHE entries behind it (Python 3.11 and later).
     following = next((each for each in dis.get_instructions(code) if each.offset > at), None)
     if following is None:
         return False
     if following.opname == "POP_TOP":
         return True
+    # `work = dist.all_reduce(…)` in a function without a later use of `work`.
     return following.opname in _STORES and not _is_read(code, following.argval)
 
 
@@ -141,11 +143,13 @@ class OrderRecorder(SanitizerRecorder):
     # https://docs.pytorch.org/docs/stable/distributed.html#torch-distributed-debug
     def on_issue(self, call: Call) -> None:
         """Note a call."""
+        # The report of a test is one message to the world, so its calls have a limit.
         if len(self._calls) >= MOST_CALLS:
             self._beyond += 1
             return
         code = call.site.code
         handling = _handling(call) if call.is_async and not call.by_cpp else (False, False)
+        # A signature is made once for each key, which has only values that the call carries already.
         key = (
             call.op,
             call.group.name,
@@ -154,11 +158,14 @@ class OrderRecorder(SanitizerRecorder):
             call.root,
             call.reduce_op,
             call.thread,
+            # An address, since the hash of a code object reads all its constants. _codes keeps the object
+            # alive.
             id(code),
             call.site.line,
             handling,
             call.splits,
             *[(tensor.dtype, tensor.shape) for tensor in call.inputs],
+            # A mark between inputs and outputs: the same tensors may be on either side.
             None,
             *[(tensor.dtype, tensor.shape) for tensor in call.outputs],
         )
@@ -168,6 +175,7 @@ class OrderRecorder(SanitizerRecorder):
                 number = self._known[key] = len(self._signatures)
                 self._signatures.append(self._signature(call, *handling))
                 self._codes.append(code)
+            # By its number, so that a wait for the call can be seen later.
             if handling[1]:
                 self._dropped[call.n] = len(self._calls)
             self._calls.append(number)
@@ -182,12 +190,16 @@ class OrderRecorder(SanitizerRecorder):
         if wait.call is not None and (place := self._dropped.pop(wait.call.n, None)) is not None:
             with self._lock:
                 self._calls[place] = self._waited_for(self._calls[place])
+        # torch counts these groups in each process. A group of its members alone has a hash of its ranks as
+        # its name.
         if wait.group_name.isdecimal() and len(self._makings) < MOST_CALLS:
             name = wait.group_description
             self._makings.append(
                 GroupMaking(
                     number=wait.group_name,
                     ranks=wait.ranks,
+                    # torch describes the groups of a DeviceMesh as mesh_NAME. Groups of two dimensions may
+                    # have the same ranks, and then only this name differs.
                     dimension=as_text(name) if name.startswith("mesh_") else "",
                     file=as_text(wait.site.file),
                     line=wait.site.line,
@@ -210,6 +222,7 @@ class OrderRecorder(SanitizerRecorder):
         return known
 
     def _signature(self, call: Call, batched: bool, dropped: bool) -> CallSignature:
+        # A test may destroy the default group and make another one, in which this rank has another number.
         self._doubtful |= sys.modules["torch.distributed"].get_rank() != self._rank
         return sign(
             call,
@@ -250,6 +263,7 @@ def _handling(call: Call) -> tuple[bool, bool]:
     # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     batched, direct = False, True
+    # From the kernel outwards, until the user's line.
     while frame is not None and frame.f_code is not call.site.code:
         way = _way_of(frame.f_code)
         if way is _Way.BATCHES:

@@ -80,6 +80,8 @@ class _Argument(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def _plan(func: Any) -> tuple[_Argument, ...]:
+    # `add_.Tensor(Tensor(a!) self, Tensor other, …) -> Tensor(a!)` writes self and reads other.
+    # `view(Tensor(a) self, …) -> Tensor(a)` reads no byte.
     schema = getattr(func, "_schema", None)
     name = func.__name__.partition(".")[0]
     if schema is None or name in _NO_BYTES:
@@ -92,6 +94,7 @@ def _plan(func: Any) -> tuple[_Argument, ...]:
 
 def _touched_argument(place: int, argument: Any) -> _Argument | None:
     """Return None if the argument is not a tensor, or only a view of it is made."""
+    # Tensor, Optional[Tensor], List[Tensor], List[Optional[Tensor]].
     if "Tensor" not in str(argument.type):
         return None
     alias = argument.alias_info
@@ -110,11 +113,14 @@ def accesses(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
     """
     # Dispatch modes receive this class, which has no public name (torch 2.9 to 2.15).
     if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
+        # Methods that read past the dispatcher, such as tolist, have no schema. Their tensor is the first
+        # argument.
         yield from (Access(value, False) for value in args[:1] if isinstance(value, torch.Tensor))
         return
     for place, name, writes in _plan(func):
         value = args[place] if place < len(args) else kwargs.get(name)
         if isinstance(value, torch.Tensor):
             yield Access(value, writes)
+        # cat and _foreach_add_ take lists, whose tensors are all accessed alike.
         elif isinstance(value, list | tuple):
             yield from (Access(each, writes) for each in value if isinstance(each, torch.Tensor))

@@ -61,6 +61,8 @@ class StreamOrder:
             return False
         self._calls.add(call)
         self._behind[issuing.stream].add(call)
+        # The backend records an event on its own stream behind the call. It does so before the call has its
+        # number here.
         for event, stream in issuing.recorded if issuing.is_apart else ():
             if stream == issuing.stream:
                 self._before[event].add(call)
@@ -68,6 +70,8 @@ class StreamOrder:
 
     def record(self, event: int, stream: int) -> None:
         """Note that a stream recorded an event."""
+        # An event that is recorded again is a new one: waits mean its last record. Complete calls are left
+        # out.
         self._before[event] = self._behind[stream] & self._calls
         if issuing := self._issuing.get(threading.get_ident()):
             issuing.recorded.append((event, stream))
@@ -75,6 +79,7 @@ class StreamOrder:
     def wait(self, event: int, stream: int) -> None:
         """Note that a stream waits for an event."""
         self._waits += 1
+        # Events from before the trace are unknown, and have no call before them.
         self._behind[stream] |= self._before.get(event, set())
         issuing = self._issuing.get(threading.get_ident())
         if issuing is not None and not issuing.is_apart:

@@ -66,6 +66,8 @@ def judge_races(seen: Mapping[int, Races]) -> tuple[PluginFinding, ...]:
     alike: dict[tuple[object, ...], dict[int, Race]] = {}
     for rank, races in seen.items():
         for race in races.races:
+            # One line that all ranks run is one finding. Sequence numbers and shapes may differ between
+            # ranks.
             key = race.kind, race.call.op, race.call.file, race.call.line, race.at
             alike.setdefault(key, {}).setdefault(rank, race)
     return tuple(_finding(ranks) for ranks in alike.values())
@@ -94,6 +96,7 @@ def _finding(races: Mapping[int, Race]) -> PluginFinding:
         f"{_touch(first)}{_place(first.at)}{thread}; {_waits(first)}",
         effect=wording.effect,
         advice=_ADVICE_ON_STREAMS if first.on_other_stream else wording.advice,
+        # Four ranks show it. The message names all of them.
         orders=tuple(
             RankCalls(rank=rank, calls=tuple(_calls(race))) for rank, race in sorted(races.items())[:4]
         ),

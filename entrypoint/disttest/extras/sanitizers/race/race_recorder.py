@@ -85,6 +85,7 @@ class RaceRecorder(SanitizerRecorder):
     def _check_windows(self, call: Call) -> None:
         if not self._windows:
             return
+        # The call itself reads and writes tensors that an earlier call may still use.
         in_place = self._make.is_in_place(call, self._rank)
         for tensor in call.inputs:
             self._touch(tensor, in_place, by=call)
@@ -97,7 +98,11 @@ class RaceRecorder(SanitizerRecorder):
         if not (is_on_stream or self._is_pending(call, work)):
             return
         if window := self._make.open_window(call, self._rank):
+            # Calls that nothing can wait for any more end here. Otherwise each of them would keep operations
+            # observed.
             self._drop()
+            # A call that is not asynchronous made the current stream wait before it returned. Other streams
+            # have not waited.
             window.is_on_stream, window.is_joined = is_on_stream, is_on_stream and not call.is_async
             self._windows[call.n] = window
             self._settle()
@@ -105,12 +110,14 @@ class RaceRecorder(SanitizerRecorder):
     def on_wait(self, wait: Wait) -> None:
         """Watch a backward pass, and check inputs whose memory was handed out."""
         if wait.kind is WaitKind.BACKWARD and self._has_issued:
+            # Early: the engine gives the nodes of the graph the modes of this moment.
             self._watching.prepare()
         if self._streams is not None:
             self._streams.order.begin_wait(wait.n)
         if wait.call is not None:
             self._awaited[threading.get_ident()] = wait.call.n
         window = self._windows.get(wait.call.n) if wait.call else None
+        # At the beginning of the wait: once it is over, the program may write the input.
         if window is not None and window.sums:
             for site in window.changed():
                 self._note(window, RaceKind.INPUT_WRITTEN, HANDED_OUT, site, in_place=False)
@@ -119,6 +126,7 @@ class RaceRecorder(SanitizerRecorder):
         """Mark the calls that the wait completes."""
         self._doubtful |= error is not None
         self._awaited.pop(threading.get_ident(), None)
+        # One wait can complete several calls: earlier ones of a queue in order, or those of a backward pass.
         over = [window for window in list(self._windows.values()) if self._policy.is_over(window.call, wait)]
         line = _line(wait.site)
         by_stream = self._streams is not None and self._is_of_stream(wait)
@@ -126,6 +134,7 @@ class RaceRecorder(SanitizerRecorder):
             window.is_joined = window.is_on_stream and by_stream
             if not window.is_joined:
                 self._windows.pop(window.call.n, None)
+            # Races are noted before their wait is known. Now their findings get its line.
             for key in self._by_window.pop(window.call.n, ()):
                 self._races[key] = msgspec.structs.replace(self._races[key], waited=line)
         self._drop()
@@ -138,9 +147,11 @@ class RaceRecorder(SanitizerRecorder):
 
     def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the tensors of an operation."""
+        # The reducer of DDP works on its buckets while their calls are pending, and knows when they are over.
         if not self._windows or (self._is_of_cpp and _is_engine()):
             return
         name = _WORDS.get(func.__name__, func.__name__.partition(".")[0])
+        # A resize has no access to bytes, but moves the memory that a call uses.
         if name == _FREES:
             self._resize(args)
             return
@@ -158,6 +169,8 @@ class RaceRecorder(SanitizerRecorder):
 
     def _touch(self, tensor: Any, writes: bool, what: str = "", by: Call | None = None) -> None:
         try:
+            # Address first: almost all tensors of an operation are elsewhere, and a view of a tensor takes
+            # longer to make.
             start = tensor.data_ptr()
         except (RuntimeError, NotImplementedError):
             return
@@ -220,6 +233,7 @@ class RaceRecorder(SanitizerRecorder):
         for window in list(self._windows.values()):
             if not any(region.storage[0] == start for region in window.regions):
                 continue
+            # A stream has waited for the call, so the program may free the memory, as FSDP does.
             if window.is_joined:
                 self._windows.pop(window.call.n, None)
             elif not self._is_meant(window, None):
@@ -239,6 +253,7 @@ class RaceRecorder(SanitizerRecorder):
             return True
         if window.is_joined or call.n in held_calls():
             return False
+        # Nothing holds a handle, so no wait can come. The order sanitizer reports such calls.
         self._windows.pop(call.n, None)
         return True
 
@@ -270,6 +285,7 @@ class RaceRecorder(SanitizerRecorder):
             if gone or not (window.is_joined or window.call.by_cpp or n in held):
                 self._windows.pop(n, None)
         joined = [n for n, window in list(self._windows.items()) if window.is_joined]
+        # Only a wait of a thread ends them for all streams, and a training loop may never have one.
         for n in joined[:-_MOST_JOINED]:
             self._windows.pop(n, None)
 
@@ -280,6 +296,7 @@ class RaceRecorder(SanitizerRecorder):
         self._is_of_cpp = all(window.call.by_cpp for window in windows)
         if self._streams is not None:
             self._streams.order.keep(self._windows)
+        # Each time, since ask() also observes the thread that runs now.
         if windows:
             self._watching.ask(self)
         else:

@@ -34,6 +34,7 @@ class Policy:
 
     def in_order(self, first: Call, later: Call) -> bool:
         """Whether a later call runs only after a first one is complete."""
+        # ProcessGroupNCCL has a stream for the collectives of a group, and one for the messages of each pair.
         in_one_queue = (first.group.name, first.peer) == (later.group.name, later.peer)
         return in_one_queue and (self._as_nccl or first.group.backend == NCCL)
 
@@ -42,6 +43,7 @@ class Policy:
         if wait.kind is WaitKind.BACKWARD:
             return call.by_cpp and call.in_backward and not call.is_functional and _ended_by(wait, call)
         waited = wait.call
+        # A wait says nothing about calls that were issued after its own.
         if waited is None or call.n > waited.n:
             return False
         if call.n == waited.n or self.in_order(call, waited):
@@ -52,6 +54,7 @@ class Policy:
 
 def _ended_by(wait: Wait, call: Call) -> bool:
     """Whether a call from C++ belongs to a backward pass: of the same thread, or of one of torch's threads."""
+    # A thread of the engine for a GPU has no Python frame, so its calls have no site.
     return call.thread == wait.thread or call.site.code is None
 
 
@@ -88,9 +91,11 @@ def make_view(start: int, itemsize: int, sizes: Sequence[int], strides: Sequence
         return None
     block = itemsize
     dims: list[tuple[int, int]] = []
+    # Strides of torch are not negative. A stride of 0 (expand) repeats the same bytes, and so adds none.
     moving = [
         (stride * itemsize, size) for size, stride in zip(sizes, strides, strict=True) if size > 1 and stride
     ]
+    # From the smallest stride: contiguous dimensions become one block, and regular ones become one dimension.
     for stride, size in sorted(moving):
         if not dims and stride <= block:
             block = max(block, stride * (size - 1) + block)
@@ -112,10 +117,12 @@ def _share(first: StridedView, second: StridedView, steps: list[int]) -> bool:
     if not first.dims and not second.dims:
         return True
     steps[0] -= 1
+    # Too complicated counts as disjoint: a missed race is better than a false one.
     if steps[0] < 0:
         return False
     if _beat_together(first, second):
         return _share_in_step(first, second, steps)
+    # Divide the larger one: most of its parts miss the other view, and _parts_near leaves them out.
     if not first.dims or (second.dims and _reach(second) > _reach(first)):
         first, second = second, first
     return any(_share(part, second, steps) for part in _parts_near(first, second))
@@ -202,6 +209,7 @@ class Window:
     def remember(self, view: StridedView, site: Site) -> None:
         """Take checksums of the inputs in this memory, since it may be written unseen."""
         for region in self.regions:
+            # The checksum reads one block of memory. Views with gaps would need a copy.
             if not (region.is_written or region.view.dims) and share_bytes(region.view, view):
                 self.sums.append((region.view, _checksum(region.view), site))
 
@@ -231,6 +239,8 @@ def _region(tensor: torch.Tensor, *, is_written: bool) -> Region | None:
         return None
     storage = tensor.untyped_storage()
     start = storage.data_ptr()
+    # The weak reference keeps the address of the storage object from being used again, but not the memory.
+    # When it has expired, a new tensor may be at the same place.
     return Region(view, (start, start + storage.nbytes()), is_written, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
 
 
