@@ -75,6 +75,7 @@ class ConstantStarts:
         is_named = first.place.model != NOWHERE
         if not is_named or not self._starts_constant(first) or not _is_one_thing(group):
             return
+        # Each rule may find other ranks. The judge compares the parameter on all of them.
         for find in (self._by_companions, self._by_rows, self._by_likes):
             yield from find(group)
 
@@ -86,6 +87,8 @@ class ConstantStarts:
         of_module = [each for each in self._made_by_seed if _module_of(each.place) == _module_of(first.place)]
         matching = [each for each in of_module if each.place.shape[:1] == first.place.shape]
         companions = matching if of_module or self.activations_travel else self._made_by_seed
+        # All of them must agree: one companion that differs between ranks is the weight of a shard or of an
+        # expert.
         kept = [self._kept_by(each, first.number) for each in companions]
         ranks = kept[0] if kept else ()
         # A model that consists of zeros and ones may be private to each rank, next to a common model.
@@ -148,6 +151,7 @@ class ConstantStarts:
         if output is None or not self._is_of_norm(observation):
             return None
         rows = math.prod(output.place.shape[: len(output.place.shape) - len(observation.place.shape)])
+        # One iterator for both searches: the module that uses the rows must come after the call.
         following = iter(self._index.of_rank[observation.rank][output.position + 1 :])
         call = next((each for each in following if _is_gather_of(each, output)), None)
         used_by = next((each for each in following if _is_of_other_module(each, output)), None)
@@ -164,6 +168,7 @@ class ConstantStarts:
         first = group[0]
         ranks = tuple(observation.rank for observation in group)
         key = first.place.model, first.place.name
+        # Once for each parameter: which parameters are used alike does not change from step to step.
         if key not in self._likes:
             self._likes[key] = [
                 each
@@ -184,6 +189,7 @@ class ConstantStarts:
         gradients = self._index.together.get((Role.GRADIENT, place.model, place.name, 0, number), {})
         if set(ranks) != gradients.keys() or not are_equal(gradients.values()):
             return False
+        # Equal gradients of zeros also belong to a parameter that no rank used.
         return not any(is_constant(each.content, each.place.dtype) for each in gradients.values())
 
     def _is_used_alike(self, one: Observation, other: Observation, ranks: Sequence[int]) -> bool:
@@ -195,6 +201,7 @@ class ConstantStarts:
         seen = [[each for each in of_one if each is not None] for of_one in outputs]
         if any(len(each) < len(ranks) for each in seen):
             return False
+        # Different numbers of rows belong to experts, which get some of the tokens.
         if len({(each.place.kind, each.place.shape) for of_one in seen for each in of_one}) > 1:
             return False
         is_same_input = {are_equal(of_one) for of_one in seen}
@@ -233,6 +240,7 @@ class ConstantStarts:
             for observations in self._index.of_rank.values()
             for observation in observations
             if observation.place.role is Role.INPUT
+            # The operation c10d::barrier takes a tensor, which has no number of the model.
             and observation.place.name != "barrier"
             and math.prod(observation.place.shape) > 1
         ]
@@ -259,6 +267,7 @@ class ConstantStarts:
         for observations in self._index.of_rank.values():
             for observation in observations:
                 if observation.place.role is Role.BEFORE:
+                    # The lowest rank's, since the ranks come in order.
                     found.setdefault((observation.place.model, observation.place.name), observation)
         return list(found.values())
 

@@ -38,6 +38,7 @@ class Difference(Frozen):
 def first_difference(place: TensorPlace, one: Content, other: Content) -> Difference:
     """Find the first difference between two unequal contents of one dtype and shape."""
     size = _item_size(place)
+    # Bytes, not numbers: NaN differs from itself, and 0 equals -0.
     kept = min(len(one.head), len(other.head)) // size * size if size else 0
     for start in range(0, kept, size or 1):
         parts = one.head[start : start + size], other.head[start : start + size]
@@ -58,16 +59,19 @@ def differ(one: Content, other: Content, dtype: str, tolerance: float | None) ->
         tolerance: None if every bit counts. Otherwise numbers may differ by this share of the larger one, or of the
             tensor's root mean square if they are smaller than that. The same holds for the norms of the tensors.
     """
+    # Integers are indices and counts: one of them that is nearly right is wrong.
     if tolerance is None or dtype not in _FLOATING:
         return one.digest != other.digest
     if one.digest == other.digest:
         return False
     if one.bad != other.bad or one.norm is None or other.norm is None:
         return True
+    # Of a large tensor only the first bytes are kept. Its norm covers the rest.
     if not math.isclose(one.norm, other.norm, rel_tol=tolerance, abs_tol=0.0):
         return True
     numbers = zip(_decode(dtype, one.head), _decode(dtype, other.head), strict=False)
     count = max(1, len(one.head) // max(1, _size_of(dtype)))
+    # Numbers near 0 differ by rounding alone, so they are measured against the root mean square.
     least = tolerance * max(one.norm, other.norm) / math.sqrt(count)
     return any(not math.isclose(a, b, rel_tol=tolerance, abs_tol=least) for a, b in numbers)
 
@@ -91,6 +95,8 @@ def _decode(dtype: str, data: bytes) -> Sequence[float]:
     size = _size_of(dtype)
     count = len(data) // size if size else 0
     if dtype == _BFLOAT16:
+        # bfloat16 is the upper half of a float32, so two zero bytes come before it (little-endian). struct
+        # has no letter for it.
         halves = (data[at : at + 2] for at in range(0, 2 * count, 2))
         return [struct.unpack("<f", b"\0\0" + half)[0] for half in halves]
     return struct.unpack(f"={_FORMATS[dtype] * count}", data[: count * size]) if count else ()
@@ -104,6 +110,7 @@ def show_number(dtype: str, data: bytes, digits: int = 6) -> str:
 
 def _shown_apart(dtype: str, one: bytes, other: bytes) -> tuple[str, str]:
     """Format both with enough digits to distinguish them."""
+    # 9 digits distinguish all numbers of float32, and 17 those of float64.
     for digits in (6, 9, 17):
         shown = show_number(dtype, one, digits), show_number(dtype, other, digits)
         if shown[0] != shown[1]:

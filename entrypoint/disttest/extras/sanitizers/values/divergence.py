@@ -49,6 +49,7 @@ def find_divergence(one: ValuesFile, other: ValuesFile, tolerance: float | None)
         for divergence, position in [_part_of_rank(one, other, rank, tolerance)]
         if divergence is not None
     ]
+    # The earliest position of all ranks: later differences on other ranks follow from it.
     return min(found, key=lambda each: (each[1], each[0].rank))[0] if found else None
 
 
@@ -90,6 +91,7 @@ def _part_of_rank(
     one: ValuesFile, other: ValuesFile, rank: int, tolerance: float | None
 ) -> tuple[Divergence | None, int]:
     mine, yours = _lanes(_observations(one, other, rank)), _lanes(_observations(other, one, rank))
+    # One run has a group that the other lacks. Then the first difference in the order of the rank shows more.
     if mine.keys() != yours.keys():
         mine, yours = ({(0, False): sorted(chain.from_iterable(lanes.values()))} for lanes in (mine, yours))
     found = [
@@ -108,6 +110,7 @@ def _lanes(observations: Sequence[Observation]) -> dict[tuple[int, bool], _Lane]
     torch counts groups through all tests of a world, so only the order of their names is the same in two runs. Results
     are sorted in the order of their calls: the order in which several pending ones finish is a matter of timing.
     """
+    # Shorter names first, so that "9" comes before "10".
     names = sorted(
         {observation.place.group_id for observation in observations}, key=lambda name: (len(name), name)
     )
@@ -199,6 +202,7 @@ def print_divergences(first: Path, second: Path, text: str, tolerance: float | N
     if not found:
         wanted = f" with {text!r} in its id" if text else ""
         raise UsageError(f"{first} and {second} have no test{wanted} in common")
+    # A list, not any() over a generator, which would print no test after the first difference.
     diverged = [_print_one(one, other, tolerance) for one, other in found]
     return any(diverged)
 

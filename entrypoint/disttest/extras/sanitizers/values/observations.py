@@ -31,6 +31,8 @@ class Observation(NamedTuple):
     def same_on_ranks(self) -> tuple[object, ...]:
         """Key that observations of the same thing share on all ranks."""
         place = self.place
+        # The number is that of the call in its group, which all ranks count alike. The line may differ
+        # between ranks.
         if self.is_of_call:
             return (place.role, place.group_id, place.ranks, self.number, place.index)
         return (place.role, place.model, place.name, place.index, self.number)
@@ -61,6 +63,7 @@ class ObservationIndex:
     def matching(self, role: Role, observation: Observation) -> dict[int, Observation]:
         """Return the ranks' observations of the same parameter, at the same step, in another role."""
         place = observation.place
+        # The start of a parameter is noted once, before its first step.
         number = 1 if role is Role.BEFORE else observation.number
         return self.together.get((role, place.model, place.name, place.index, number), {})
 
@@ -90,6 +93,7 @@ def odd_ranks(observations: Iterable[Observation]) -> tuple[int, ...]:
     counts = Counter(observation.content.digest for observation in ordered)
     most = max(counts.values())
     usual = {digest for digest, count in counts.items() if count == most}
+    # With a tie, as between two ranks, nothing shows which content is the right one.
     if len(usual) > 1:
         return tuple(observation.rank for observation in ordered)
     return tuple(observation.rank for observation in ordered if observation.content.digest not in usual)

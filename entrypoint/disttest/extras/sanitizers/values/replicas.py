@@ -52,9 +52,12 @@ class Evidence:
         if not (reduced or call.op == "broadcast") or len(call.group.ranks) < 2:
             return
         for tensor in call.inputs:
+            # Integers are counts and indices, which all kinds of programs reduce.
             if tensor.layout is torch.strided and tensor.is_floating_point():
                 storage = _weak_reference(tensor.untyped_storage())
                 self._reduced[call.group.ranks][storage.cdata] += tensor.numel() if reduced else 0
+                # The storage, not the tensor: programs reduce views and flattened buckets of their
+                # parameters.
                 self._seen[storage.cdata] = _Seen(storage, call.group.ranks, reduced)
         if len(self._seen) > _MOST_STORAGES:
             self._seen = {key: seen for key, seen in self._seen.items() if not seen.storage.expired()}
@@ -73,6 +76,7 @@ class Evidence:
         """
         found: dict[int, Replicas] = {}
         rest, total = [], 0
+        # Phase 1, what the calls say about each parameter.
         weight = self._gradients_reduced(parameters)
         for parameter in parameters:
             total += parameter.numel()
@@ -85,6 +89,8 @@ class Evidence:
                 weight[ranks] = max(weight[ranks], parameter.numel())
             else:
                 rest.append(parameter)
+        # Phase 2, parameters that no call names: they follow the others if ranks reduced at least half of the
+        # elements.
         beside = [ranks for ranks, numbers in weight.items() if 2 * numbers >= total]
         for parameter in rest:
             found[id(parameter)] = Replicas(beside[0], Trust.BESIDE) if len(beside) == 1 else Replicas()

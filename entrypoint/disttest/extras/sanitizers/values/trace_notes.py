@@ -65,6 +65,8 @@ def read_tensor(tensor: Any, *, most_head: int) -> Content | None:
     """
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
         return None
+    # conj() sets a bit, and so does the imaginary part of a conjugate. The memory holds other numbers than
+    # the tensor.
     if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return None
     try:
@@ -89,6 +91,7 @@ def _numbers(tensor: torch.Tensor) -> NDArray[Any] | None:
         # Tensor.numpy() would make the storage non-resizable: https://github.com/pytorch/pytorch/issues/119233
         whole: Any = (ctypes.c_char * (count * size)).from_address(address)
         return np.frombuffer(whole, dtype)
+    # numpy copies the numbers into logical order: two ranks may have one tensor with different strides.
     strides = tensor.stride()
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, strides, strict=True))
     memory: Any = (ctypes.c_char * (span * size)).from_address(address)
@@ -119,10 +122,12 @@ _NO_MEASURE: tuple[float | None, str, int] = (None, "", -1)
 
 def _digest(data: memoryview) -> tuple[int, tuple[int, ...], int]:
     size = len(data)
+    # A small tensor needs no parts: the head usually has all of its bytes.
     if size <= _SMALLEST_BLOCK:
         return zlib.crc32(data), (), 0
     block = max(_SMALLEST_BLOCK, -(-size // _BLOCKS) + 15 & ~15)  # a multiple of 16: no number is cut
     blocks = tuple(zlib.crc32(data[start : start + block]) for start in range(0, size, block))
+    # The digest of digests: one pass over the memory gives the parts and the whole.
     return zlib.crc32(np.array(blocks, np.uint32).tobytes()), blocks, block
 
 
@@ -133,6 +138,8 @@ def _measure(numbers: NDArray[Any], dtype: torch.dtype) -> tuple[float | None, s
     if numbers.dtype.kind not in "fc":  # numpy has no 8-bit floats
         return _NO_MEASURE
     parts = numbers.view(numbers.real.dtype) if numbers.dtype.kind == "c" else numbers
+    # A finite sum shows that all numbers are finite, so one fast pass is enough for almost all tensors.
+    # _first_bad finds out whether large numbers have only overflowed.
     squares = _squares(parts)
     if math.isfinite(squares):
         return math.sqrt(squares), "", -1
@@ -143,6 +150,7 @@ def _squares(parts: NDArray[Any]) -> float:
     """Return the sum of the squares; not finite if it overflows."""
     whole = len(parts) // _DOT * _DOT
     rows, rest = parts[:whole].reshape(-1, 1, _DOT), parts[whole:]
+    # An overflow is an answer here, and no warning of the test's numpy.
     with np.errstate(all="ignore"):
         squares = float(np.dot(rest, rest))
         if whole:
@@ -183,6 +191,7 @@ _INFERENCES = frozenset({"_shape_inference", "_forward_metadata_inference", "_ba
 
 def infers_shapes() -> bool:
     """Whether this thread is in one of ``_INFERENCES``."""
+    # Few programs have pipelines. The others skip the walk over the stack, which each forward would pay.
     stage = sys.modules.get(_PIPELINE_STAGE)
     # inspect.currentframe has no depth, and inspect.stack reads source files (Python 3.11 to 3.13).
     frame: FrameType | None = sys._getframe(1) if stage else None  # noqa: SLF001
@@ -224,6 +233,8 @@ class Notes:
         if len(self._entries) >= MOST_ENTRIES:
             self._beyond += 1
             return
+        # Outside of the lock: zlib releases the GIL for more than a few kilobytes, so threads read side by
+        # side.
         content = read_tensor(tensor, most_head=_LONG_HEAD if self._room > 0 else _SHORT_HEAD)
         if content is None:
             return

@@ -126,10 +126,12 @@ _ADVICE = Consequence(
 
 def find_nonfinite(observed: ObservationIndex) -> Iterator[PluginFinding]:
     """Report its first appearance if it had an effect. Masks of infinity have none."""
+    # The effect first: without one, infinity is on purpose, as in masks.
     effect = _first_effect(observed)
     if effect is None:
         return
     first = {rank: bad for rank in observed.of_rank if (bad := _first_bad(observed, rank))}
+    # An output may only carry the number of another rank, so places where a rank computed come first.
     source = min(
         first.values(),
         key=lambda observation: (
@@ -199,6 +201,8 @@ def _is_effect(observed: ObservationIndex, observation: Observation) -> bool:
         return False
     if observation.place.kind not in _COMPUTING:
         return False
+    # A sum of finite numbers that overflows began in the call. Infinity that was handed in may be on purpose,
+    # NaN never is.
     given = observed.together.get((Role.INPUT, *observation.same_on_ranks[1:]), {}).values()
     overflowed = bool(given) and not any(each.content.bad for each in given)
     return overflowed or observation.content.bad == "nan"
@@ -322,6 +326,7 @@ def find_parameters(observed: ObservationIndex) -> Iterator[PluginFinding]:
     ]
     if diverged:
         first, because = min(diverged, key=lambda each: _moment(each[0]))
+        # The other parameters of a model usually diverge, too. Only their number is reported.
         others = len({_parameter(group[0]) for group, _ in diverged}) - 1
         reason, consequence = _reason(observed, first)
         more = f"; so do {others} more" if others else ""
@@ -395,6 +400,7 @@ def _meet_again(observed: ObservationIndex, group: Sequence[Observation]) -> boo
     """Whether they are equal when all ranks see them last: then they were meant to differ for a while."""
     later, number = group, group[0].number
     while len(later) == len(group):
+        # Later observations count only while all ranks of the group have them.
         last = later
         number += 1
         role, model, name, index, _ = group[0].same_on_ranks
@@ -411,6 +417,7 @@ def _reason(observed: ObservationIndex, group: Sequence[Observation]) -> tuple[s
     begun = observed.matching(Role.BEFORE, first).values()
     if first.number == 1 and not are_equal(begun):
         return ", and did so before the first step", _BEGAN
+    # The reason decides the advice: a wrong start, a gradient that was not reduced, or the step itself.
     gradients = observed.matching(Role.GRADIENT, first).values()
     if not are_equal(gradients):
         return ", and so did its gradient", _GRADIENT

@@ -38,6 +38,7 @@ class Models:
     """Record of the outputs of modules, and of parameters around optimizer steps."""
 
     def __init__(self) -> None:
+        # By identity: `==` of tensors compares their elements. Weak, so that the record keeps no model alive.
         self._names: MutableMapping[Any, tuple[int, str]] = WeakIdKeyDictionary()
         """Module or parameter -> number of its model, and its path in it."""
         self._roots: MutableMapping[nn.Module, int] = WeakIdKeyDictionary()
@@ -71,12 +72,14 @@ class Models:
     # --- modules
 
     def _on_child(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        # DistributedDataParallel has no hook for wrapping. It registers the model as its submodule `module`.
         if name == "module" and child is not None and isinstance(parent, DistributedDataParallel):
             self._wrappers[parent] = False
             self._name_all(child)
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if module not in self._names:
+            # The first module that is called is the root of its model, or was added to a model later.
             self._name_all(self._root_of(module) or module)
         if self._divided.pop(module, False):
             wrapped = self._all_wrapped()
@@ -85,6 +88,8 @@ class Models:
                     self._note(Role.SHARED, parameter, replicas)
         if module in self._roots and not infers_shapes():
             self._note_tensors(Role.GIVEN, module, args)
+        # Not at wrapping: programs may change a wrapped model until its first forward, for example load a
+        # checkpoint.
         if self._wrappers.get(module) is False:
             self._wrappers[module] = True
             for parameter, replicas in self._wrapped(module):
@@ -94,6 +99,7 @@ class Models:
         if infers_shapes():
             return
         self._note_tensors(Role.MODULE, module, output)
+        # Statistics of batch norm differ between ranks during training, on purpose.
         if not module.training:
             self._note_buffers(module)
 
@@ -152,6 +158,7 @@ class Models:
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._outer is not None and self._outer() not in (None, optimizer):
             return  # an inner optimizer: the outer one's step counts
+        # Weak: a step that raises never reaches _after_step, and the optimizer may go with its test.
         self._outer = weakref.ref(optimizer)
         parameters = list(_with_gradient(optimizer))
         for parameter in parameters:
@@ -193,6 +200,7 @@ class Models:
         They are checked when the model is used next, since owners send parameters after the step.
         """
         for root in list(self._roots):
+            # ZeroRedundancyOptimizer steps a part of the parameters in each rank.
             owed = [each for each in _plain_parameters(root) if each.grad is not None]
             rest = [each for each in owed if id(each) not in stepped]
             if len(rest) < len(owed) and any(self._replicas_of(each, wrapped).ranks for each in rest):
@@ -217,6 +225,7 @@ class Models:
             **spec_of(parameter)._asdict(),
             **site_fields(call_site()),
         )
+        # A replicated DTensor has its numbers in an inner tensor (torch 2.9 to 2.15).
         self._notes.add(place, getattr(tensor, "_local_tensor", tensor))
 
     def _name_of(self, parameter: torch.Tensor) -> tuple[int, str]:
@@ -318,6 +327,7 @@ class Calls:
         if call.op in _SENDING or (call.op in TO_ROOT and call.root != self._rank):
             return
         self._pending[call.n] = call
+        # The oldest goes: the record holds its tensors, and a program may never wait for it.
         if len(self._pending) > _MOST_PENDING:
             del self._pending[next(iter(self._pending))]
 
@@ -339,6 +349,7 @@ class Calls:
                 self.drop(wait.call)
         elif wait.call is not None:
             self._finish(wait.call.n)
+        # Only the outermost pass: a checkpointed layer runs a pass inside of a pass, while DDP still reduces.
         elif wait.kind is WaitKind.BACKWARD and not self._backward[wait.thread]:
             waited = [n for n, call in self._pending.items() if _ends_with_backward(call, wait)]
             for n in waited:
@@ -365,6 +376,7 @@ class Calls:
 
     def _note(self, role: Role, call: Call, tensors: tuple[torch.Tensor, ...]) -> None:
         kind = (call.group.name, *((call.op, call.peer, call.tag) if call.is_p2p else ()))
+        # A warm world numbers calls over all its tests. Two runs of a test must have equal numbers.
         number = call.seq - self._before.setdefault(kind, call.seq - 1)
         for index, tensor in enumerate(tensors):
             self._notes.add(_place(role, call, index, tensor), tensor, number)
@@ -402,6 +414,7 @@ class ValuesRecorder(SanitizerRecorder):
         self._rank = rank
         self._models = Models()
         self.begin()
+        # Once in a process: torch's global hooks stay registered, and begin() gives them the next test.
         self._models.watch()
 
     def begin(self) -> None:

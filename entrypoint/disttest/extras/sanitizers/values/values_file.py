@@ -33,6 +33,7 @@ class ValuesFile(Frozen):
     @property
     def base(self) -> str:
         """Node id without its world: the same for all sizes and backends."""
+        # `test_a[2xgloo]` and `test_b[fp16-2xgloo]` become `test_a` and `test_b[fp16]`.
         world = f"{self.size}x{self.backend}"
         return self.nodeid.replace(f"[{world}]", "").replace(f"-{world}]", "]").replace(f"[{world}-", "[")
 
@@ -67,6 +68,7 @@ def read_recordings(path: Path) -> tuple[ValuesFile, ...]:
         return (_read(path),)
     if not path.is_dir():
         raise UsageError(f"no results directory {path}: give the one that the run wrote into")
+    # logs/TEST/attempt-N/values.json. Sorted by N, so that the last attempt replaces earlier ones.
     last = {
         found.parent.parent: found
         for found in sorted(path.glob(f"logs/*/attempt-*/{FILE_NAME}"), key=_attempt)
@@ -84,6 +86,7 @@ def _attempt(path: Path) -> int:
 def _read(path: Path) -> ValuesFile:
     try:
         data = read_input(path)
+        # The version first: another format may not decode as this one.
         version = msgspec.json.decode(data, type=_Version).version
         if version != VERSION:
             raise UsageError(f"{path} has format {version}; this version of disttest reads format {VERSION}")
@@ -104,6 +107,7 @@ def pairs(
     """Pair the recordings of each test: with the same world if both have it, otherwise with any world."""
     exact = {recording.nodeid: recording for recording in right}
     for one in left:
+        # World size 1 against 4 has no equal node id, and is a usual comparison.
         if one.nodeid in exact:
             yield one, exact[one.nodeid]
         else:
