@@ -55,6 +55,7 @@ def read_foreign(path: Path) -> tuple[RunResult, list[str]]:
         UsageError: it is not a report of a known format, or it has no test.
     """
     data = path.read_bytes()
+    # Reports of tools on Windows begin with a byte order mark.
     head = data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
     warnings: list[str] = []
     tests = _junit(path, warnings) if head.startswith(b"<") else _ctrf(path, data)
@@ -62,6 +63,7 @@ def read_foreign(path: Path) -> tuple[RunResult, list[str]]:
         raise UsageError(
             f"{path} has no test: give a JUnit file, a CTRF file, or the results directory of a run"
         )
+    # A JUnit file without timestamps has the time at which it was written.
     began_s = min((test.at_s for test in tests if test.at_s > 0), default=path.stat().st_mtime)
     return _run(tests, began_s, hashlib.sha256(data).hexdigest()[:16]), warnings
 
@@ -132,6 +134,7 @@ def _junit(path: Path, warnings: list[str]) -> list[_Attempt]:
 
 def _of_junit(case: JUnitCase) -> _Attempt:
     try:
+        # Some tools write `1,234.5`.
         duration_s = float(case.time.replace(",", ""))
     except ValueError:
         duration_s = 0.0
@@ -184,6 +187,8 @@ def _ctrf(path: Path, data: bytes) -> list[_Attempt]:
             duration_s=test.duration / 1000,
             outcome=_OUTCOMES.get(test.status, Outcome.ERROR),
             message=test.message,
+            # CTRF counts retries also of tests that failed in all of them. A flaky test without a count had
+            # at least one.
             failed_before=max(test.retries, int(test.flaky)) if test.status == "passed" else test.retries,
         )
         for test in report.results.tests
@@ -221,6 +226,7 @@ def add_results(history: Path, paths: Sequence[Path], given: CommitFacts, *, now
     """
     added = Added()
     for source in [source for path in paths for source in find_sources(path)]:
+        # Looked up for each source: the first one makes the file.
         if history.exists() and source.samefile(history):
             continue  # the history is in one of the added folders
         for record in _records(source, given, now_s, added.warnings):
@@ -240,6 +246,8 @@ def _records(source: Path, given: CommitFacts, now_s: float, warnings: list[str]
 
 
 def _add(history: Path, record: RunRecord, source: Path, added: Added) -> None:
+    # One transaction for each run: a command that is killed has added whole runs, and other commands get
+    # their turn.
     with writing(history) as connection:
         _check_project(connection, record, history, source)
         if _is_known(connection, record):
@@ -343,6 +351,7 @@ def _ids(
         f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({marks})",  # noqa: S608 - names of this module
         unique.values(),
     )
+    # Asked for, since lastrowid does not change when INSERT OR IGNORE ignores a row.
     find = f"SELECT id FROM {table} WHERE {columns[0]} = ?"  # noqa: S608
     return {key: connection.execute(find, (key,)).fetchone()[0] for key in unique}
 

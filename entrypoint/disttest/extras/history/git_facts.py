@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from disttest.cli.run_request import RunRequest
 
 
+# GITHUB_HEAD_REF is the branch of a pull request, whose GITHUB_REF_NAME is `7/merge`. It is empty for a push.
 _SYSTEMS = (
     ("GITHUB_SHA", ("GITHUB_HEAD_REF", "GITHUB_REF_NAME"), "GITHUB_REPOSITORY", "github.com/"),
     ("CI_COMMIT_SHA", ("CI_COMMIT_REF_NAME",), "CI_PROJECT_URL", ""),
@@ -57,6 +58,8 @@ def facts_of_ci(environ: Mapping[str, str]) -> CommitFacts | None:
 
 def facts_of_git(folder: Path) -> CommitFacts:
     """Ask git for the facts; unknown outside of a work tree."""
+    # `# branch.oid 1a2b…` or `(initial)`, `# branch.head main` or `(detached)`, then a line for each changed
+    # file. Untracked files are not looked for, which takes long in a large work tree.
     lines = _git(folder, "status", "--porcelain=v2", "--branch", "--untracked-files=no").splitlines()
     heads = dict(line[2:].partition(" ")[::2] for line in lines if line.startswith("# branch."))
     commit, branch = heads.get("branch.oid", ""), heads.get("branch.head", "")
@@ -75,6 +78,8 @@ def project_of_git(folder: Path) -> str:
 
 def project_of(url: str) -> str:
     """Return host and path of a repository: the same for each of its URLs, and without a password."""
+    # `git@github.com:Org/Repo.git`, `ssh://git@github.com:22/org/repo` and
+    # `https://x:token@github.com/org/repo/` all become `github.com/org/repo`.
     bare = re.sub(r"^[a-z+]+://", "", url.strip().lower()).rpartition("@")[2]
     return re.sub(r"(?<=[^/:]):(?:\d+/)?", "/", bare).rstrip("/").removesuffix(".git")
 

@@ -24,11 +24,14 @@ def read_timings(path: Path) -> Iterator[Sample | WorldStart]:
     """
     with reading(path) as connection:
         yield from map(_sample, connection.execute(f"{_SAMPLES} WHERE run IN ({_NEWEST})", (TIMED_RUNS,)))
+        # Tests that did not run for long, for example those of a nightly run, have older durations than the
+        # last runs.
         left = connection.execute(
             f"SELECT id FROM test WHERE id NOT IN (SELECT test FROM verdict WHERE run IN ({_NEWEST}))",  # noqa: S608
             (TIMED_RUNS,),
         ).fetchall()
         for test in left:
+            # By the index verdict_by_test, which has the tests of all runs together.
             rows = connection.execute(f"{_SAMPLES} WHERE test = ? ORDER BY run DESC LIMIT {WINDOW}", test)
             yield from map(_sample, rows)
         for size, backend, device, nodes, duration_s in connection.execute(

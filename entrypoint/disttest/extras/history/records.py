@@ -95,6 +95,7 @@ def record_of(run: RunResult, given: CommitFacts, *, now_s: float) -> RunRecord:
         "commit": clean(own.commit or given.commit),
         "branch": clean(own.branch or given.branch),
         "is_dirty": own.is_dirty,
+        # Reports of other tools do not say on which machine they were made.
         "hardware": clean(hardware_key(run.hardware)) if run.disttest else "",
         "disttest": clean(run.disttest),
         "torch": clean(run.hardware.torch),
@@ -139,6 +140,7 @@ def _checked_start(run: RunResult, now_s: float) -> tuple[float, list[str]]:
 def _verdict(test: TestOutcome, *, is_foreign: bool) -> Verdict:
     case, final = test.test, test.final
     hides = is_quarantined(test)
+    # A failure in quarantine is an expected one in the run, but a failure in the past of the test.
     failed = [attempt for attempt in test.attempts if attempt.outcome.is_bad or (hides and attempt is final)]
     world = case.world
     return Verdict(

@@ -13,6 +13,9 @@ MAGIC = b"SQLite format 3\0"
 KINDS = ("passed", "failed", "infrastructure", "flaky", "skipped", "not_run", "xfailed", "quarantined")
 """Kinds of outcomes; the position is the number in the file. New ones go to the end."""
 
+# The table verdict is in the order of runs, so that a run adds its rows at the end. The past of one test has
+# an index. In the order of tests each run would touch pages all over the file. A million verdicts take 37 MB,
+# and one more run is added in 0.4 s (bench/history.py).
 TABLES = """
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE kind (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);

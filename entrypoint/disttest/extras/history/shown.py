@@ -94,6 +94,7 @@ def streak_of(past: Sequence[PastVerdict]) -> str:
     last = past[-1] if past else None
     if last is None or last.kind not in RED:
         return ""
+    # Other branches may have been red for other reasons.
     of_branch = [each for each in past[:-1] if each.branch == last.branch]
     words = words_of_streak([(each.kind, name_of(each)) for each in of_branch], is_red=True)
     return words.replace("this run", name_of(last)) or f"red since {name_of(last)}, its first run"
@@ -219,6 +220,7 @@ def points_of(paths: Sequence[Path]) -> list[Point]:
         else:
             runs += [load_run(folder) for folder in find_runs(path)]
     points += [point(run) for run in sorted(runs, key=lambda run: run.started_at_s)]
+    # Labels are dates in the order of ISO 8601, so their order is that of time.
     return sorted(points, key=lambda each: each.label)
 
 

@@ -50,6 +50,7 @@ def find_runs(path: Path) -> list[Path]:
 def holds_history(path: Path) -> bool:
     """Whether a path is a history file."""
     try:
+        # resolve(), since a path that the user names may be a link.
         with os.fdopen(open_regular(path.resolve()), "rb") as file:
             return is_history(file.read(len(MAGIC)))
     except OSError:
@@ -76,6 +77,7 @@ def _is_report(path: Path) -> bool:
             head = file.read(4096)
     except OSError:
         return False
+    # Coverage reports are XML, too, and many tools write JSON.
     return b"<testsuite" in head if path.suffix == ".xml" else b'"results"' in head and b'"tool"' in head
 
 

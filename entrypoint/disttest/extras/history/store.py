@@ -25,6 +25,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         UsageError: the file is missing, not a history, damaged, locked, or of a newer version.
     """
     with _errors(path), closing(_opened(path)) as connection:
+        # Deferred: the state is that of the first SELECT. A writer waits until this transaction ends.
         connection.execute("BEGIN")
         yield connection
 
@@ -41,6 +42,8 @@ def writing(path: Path, *, lock_s: float = LOCK_S) -> Iterator[sqlite3.Connectio
         UsageError: as for :func:`reading`, or the file cannot be created or written.
     """
     with _errors(path, lock_s), closing(_opened(path, make=True, lock_s=lock_s)) as connection:
+        # The write lock now: of two transactions that have read and then want to write, SQLite refuses one
+        # without waiting.
         connection.execute("BEGIN IMMEDIATE")
         try:
             if not connection.execute("PRAGMA user_version").fetchone()[0]:
@@ -61,6 +64,7 @@ def _opened(path: Path, *, make: bool = False, lock_s: float = LOCK_S) -> sqlite
     # mode=rw for readers too: SQLite has to roll back the changes of a killed writer. A read-only file opens
     # read-only.
     mode = "rw" if exists else "rwc"
+    # isolation_level=None, since the module would begin transactions itself, and deferred ones.
     connection = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode={mode}", uri=True, timeout=lock_s, isolation_level=None
     )
@@ -100,9 +104,12 @@ def _check_is_ours(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
+    # One by one: executescript() commits the open transaction first, and another process would see half of
+    # the tables.
     for statement in filter(str.strip, schema.TABLES.split(";")):
         connection.execute(statement)
     connection.executemany("INSERT INTO kind VALUES (?, ?)", enumerate(schema.KINDS))
+    # Both numbers are in the header of the file, and so belong to the transaction.
     connection.execute(f"PRAGMA application_id = {schema.APPLICATION}")
     connection.execute(f"PRAGMA user_version = {schema.VERSION}")
 
@@ -113,6 +120,7 @@ def _errors(path: Path, lock_s: float = LOCK_S) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
+        # The low byte is the primary code: SQLITE_BUSY_SNAPSHOT is SQLITE_BUSY, for example.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise HistoryLocked(

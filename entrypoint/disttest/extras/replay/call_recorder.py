@@ -93,6 +93,8 @@ class CallRecorder(Tool):
 
     def close(self) -> None:
         """Finish the recording at the end of the test."""
+        # A message without a future gets its result at its wait. Without a wait nothing shows when the tensor
+        # was complete.
         for each in list(self._pending.values()):
             if not each.has_future and written_by(each.call):
                 self.note_unfit(
@@ -110,8 +112,10 @@ class CallRecorder(Tool):
             self.note_unfit(
                 f"the {call.op} at {call.site} receives from any source, and the sender is not recorded"
             )
+        # Before the call: its future may be done in another thread before run() returns.
         self._pending[call.n] = pending = _Pending(number, call, has_future=True)
         result = run()
+        # Operations of c10d return the handle, or tensors and then the handle.
         boxed = result[-1] if isinstance(result, tuple) and result else result
         if not isinstance(boxed, torch.ScriptObject):  # finished already, such as monitored_barrier
             self._keep(pending)
@@ -175,6 +179,7 @@ class CallRecorder(Tool):
         if self._pending.pop(pending.call.n, None) is None:
             return
         written = written_by(pending.call)
+        # note_unfit has refused the recording already where a tensor cannot be kept.
         body = bytes_of(written) if all(map(can_be_kept, written)) else b""
         self._writer.write(Filled(pending.number, memoryview(body)))
         pending.is_kept.set()
@@ -214,6 +219,7 @@ class CallRecorder(Tool):
                 f"another thread than the test's called {signature.op} at {str(site) or 'no line of Python'}; "
                 "the order of threads is not recorded"
             )
+        # A loop repeats a line with one signature, so each further call takes about 20 bytes of the file.
         key = signature, site.file, site.line
         place = self._places.get(key)
         if place is None:

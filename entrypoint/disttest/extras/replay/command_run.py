@@ -42,6 +42,8 @@ def run_replay(words: Sequence[str], rank: int, pytest_args: Sequence[str]) -> i
     expected = RecordedOutcome(recording=str(path), outcome=record.outcome, message=record.message)
     # A replay is pytest in this terminal: a world would supervise a process that the user wants to stop and inspect.
     command = _command(outcome, run, recording, pytest_args)
+    # The hash seed has an effect only when an interpreter starts. Other variables are restored in the
+    # process.
     variables = {**environment(), "PYTHONHASHSEED": recording.head.environment.get("PYTHONHASHSEED", "")}
     with given_order(PluginOrder(plugin=NAME, work=expected)) as (argument, descriptors):
         ended = subprocess.run(
@@ -51,6 +53,7 @@ def run_replay(words: Sequence[str], rank: int, pytest_args: Sequence[str]) -> i
             check=False,
             pass_fds=descriptors,
         )
+    # As a shell does: 128 and the number of the signal.
     return ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
 
 
@@ -74,6 +77,7 @@ def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, R
     Raises:
         UsageError: no attempt has a recording of the rank.
     """
+    # With --record failures an attempt that passed has no file, so the failed one before it is found.
     for result in reversed(outcome.attempts):
         for record in result.ranks:
             path = (results_dir / record.log).with_suffix(SUFFIX)
@@ -105,6 +109,7 @@ def _check(recording: Recording, path: Path, nodeid: str, record: RankRecord) ->
         raise UsageError(
             f"rank {head.rank} of {head.nodeid} cannot be replayed: {'; '.join(recording.unfit)}"
         )
+    # A rank that was killed has no last record, and its file is complete up to that moment.
     if record.end is RankEnd.REPORTED and not recording.is_whole:
         raise UsageError(f"the recording {path} is incomplete; copy it from the run again")
 
@@ -120,6 +125,8 @@ def _command(
         *(suite_arguments() if targets else ()),
         *(f"--disttest-world-sizes={shape.size}", f"--disttest-backend={shape.backend}"),
         f"--disttest-device={shape.device}",
+        # -s, since the debugger needs the terminal. Without the cache, since a replay must not change which
+        # tests failed last.
         *("-s", "-q", "--no-header", "-p", "no:cacheprovider"),
         *keep_pytest_args(run.invocation.pytest_args),
         *pytest_args,

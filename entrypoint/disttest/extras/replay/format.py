@@ -160,6 +160,8 @@ class Writer:
         data = _encoder.encode(record)
         if self._size + len(data) > _LIMIT:
             self.is_full = True
+            # The reason takes the place of the record. After it nothing is written, so the file stays below a
+            # fixed size.
             data = _encoder.encode(Unfit(f"it received more than {_LIMIT >> 20} MiB"))
         data = _LENGTH.pack(len(data)) + data
         self._size += len(data)
@@ -240,6 +242,7 @@ def _fold(records: Sequence[Record]) -> Recording:
         by_type.setdefault(type(record), []).append(record)
     places, calls = by_type.get(CallSite, []), by_type.get(Called, [])
     for call in calls:
+        # Python accepts a negative place and takes another record. Files may come from anywhere.
         if not 0 <= call.place < len(places):
             raise ValueError(f"a call refers to place {call.place} of {len(places)}")
     return Recording(

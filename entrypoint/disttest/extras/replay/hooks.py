@@ -154,6 +154,7 @@ def disttest_rank_configure(rank: Rank) -> None:
         plugin_manager().add(RankRecording(rank.spec), "disttest.replay.in_rank")
 
 
+# Outermost: findings of other plugins decide whether the recording is kept, too.
 @hookimpl(wrapper=True, tryfirst=True)
 def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
     """Decide whether to keep the recordings, once the outcome of the test is known."""

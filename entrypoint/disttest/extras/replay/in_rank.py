@@ -31,6 +31,7 @@ class RankRecording:
     def __init__(self, spec: RankSpec) -> None:
         self._spec = spec
         self._recorder: CallRecorder | None = None
+        # A recording has raw values, so a run that masks values records nothing.
         self._is_on = not outgoing.active
         if self._is_on:
             observe.install()

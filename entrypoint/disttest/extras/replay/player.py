@@ -93,12 +93,15 @@ class Player(Tool):
             of_call(call), call.site, call.thread, digest_of_call(call, self._recording.head.rank)
         )
         recording = self._recording
+        # No peer is there, so the future is complete before the test gets it, or stays open where the rank
+        # hung.
         future: Any = torch.futures.Future()
         error = recording.errors.get(number)
         if number in recording.filled:
             tensors = written_by(call)
             try:
                 fill(tensors, recording.filled[number])
+            # Dtypes and shapes matched, so the number of bytes is wrong in a damaged file only.
             except ValueError as wrong:
                 raise self._stop(Diverged(f"call {number + 1}, {recording.place(number)}: {wrong}")) from None
             future.set_result(list(tensors))
@@ -116,11 +119,15 @@ class Player(Tool):
         elif wait.call is not None and (number := self._open.get(wait.call.n)) is not None:
             error = self._recording.errors.get(number)
             raise _exception(error) if error else self._ended(number)
+        # A wait whose call is unknown, such as for a future that the test combined. The earliest open call is
+        # named.
         elif wait.call is None and wait.kind in _OF_CALLS and self._open:
             raise self._ended(min(self._open.values()))
 
     def _make_group(self, wait: Wait) -> None:
         __tracebackhide__ = True
+        # Groups are destroyed at tear-down, also after a stop. An error there would hide the reason of the
+        # stop.
         if self.stopped is not None:
             return
         number = self._match(of_group(wait), wait.site, wait.thread, 0)
@@ -185,6 +192,8 @@ def _returned(call: Call, future: Any) -> Any:
     """Return the result of the ``c10d`` operation: its tensors, which no caller reads, and the handle."""
     # No public function makes a Work from a future, or returns the schema of an operation (torch 2.9 to 2.15).
     work = _c10d._create_work_from_future(future).boxed()  # noqa: SLF001
+    # The dispatcher checks the results against the schema, such as `(Tensor[],
+    # __torch__.torch.classes.c10d.Work)`.
     types = [str(each.type) for each in getattr(torch.ops.c10d, _FULL_NAMES[call.op]).default._schema.returns]  # noqa: SLF001
     if not types:
         return None

@@ -37,6 +37,7 @@ def replay_command(test: TestCase, result: TestResult, run: Run) -> str:
     recorded = recorded_ranks(result)
     if not recorded:
         return ""
+    # The culprit may have no recording: it may have died before it began the test.
     rank = result.culprit if result.culprit in recorded else recorded[0]
     results = run.invocation.options.get("results")
     words = ["disttest", "replay", *([results] if results else []), test.nodeid, "--rank", str(rank)]

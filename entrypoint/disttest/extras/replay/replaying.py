@@ -60,6 +60,7 @@ class _Store(_dist.HashStore):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__()
+        # TCPStore takes host and port by place or by name, and programs read both again.
         given = [*arguments, named.get("host_name", ""), named.get("port", 0)]
         self.host, self.port = given[0], given[1]
 
@@ -67,6 +68,8 @@ class _Store(_dist.HashStore):  # type: ignore[misc]
 class _Gloo(type):
     """Type of the gloo backend whose instances connect to no peer until they are called."""
 
+    # A class, not a function: programs ask isinstance(backend, ProcessGroupGloo) and read
+    # ProcessGroupGloo.create_device.
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _real)
 
@@ -107,6 +110,7 @@ def _refuse(name: str) -> Any:
 def without_peers() -> Iterator[None]:
     """Within the context, groups and stores are made without peers."""
     with contextlib.ExitStack() as patches:
+        # Modules hold the originals under their own names (`from … import TCPStore`).
         for name in list(sys.modules):
             if name.startswith("torch.distributed") or name == "torch._C._distributed_c10d":
                 _put(patches, sys.modules[name])
@@ -118,6 +122,7 @@ def without_peers() -> Iterator[None]:
 def _put(patches: contextlib.ExitStack, module: Any) -> None:
     """Patch the replacements into a module that has imported the originals."""
     for name in (*_STORES, "ProcessGroupGloo"):
+        # Not getattr, which a module may answer by importing something.
         found = vars(module).get(name)
         if found is not None and isinstance(found, type):
             new = ProcessGroupGloo if name == "ProcessGroupGloo" else _Store
@@ -148,6 +153,7 @@ def replay_rank(session: pytest.Session, expected: RecordedOutcome) -> None:
 
     recording = read_recording(Path(expected.recording))
     head = recording.head
+    # The world's size is part of the id, and is selected by the options of the command.
     item = next((each for each in session.items if each.nodeid == head.nodeid), None)
     if item is None:
         pytest.exit(
@@ -227,6 +233,7 @@ class _Report:
         stopped = self._player.stopped
         bad = (each for each in self._reports if outcome_of(each).is_bad)
         encoded = (each for each in self._reports if outcome_of(each) is not Outcome.PASSED)
+        # As for a rank: the first phase that failed, and otherwise the first that did not pass.
         decides = next(bad, None) or next(encoded, None)
         diverged = isinstance(stopped, Diverged)
         return Replayed(

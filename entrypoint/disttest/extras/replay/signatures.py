@@ -27,6 +27,7 @@ def of_call(call: Call) -> RecordedSignature:
     """Return the signature of a collective or a message."""
     return RecordedSignature(
         op=call.op,
+        # torch's name of a group is a count of the process, which a replay alone may reach differently.
         group=call.group.description or call.group.name,
         ranks=call.group.ranks,
         peer=call.peer,
@@ -46,6 +47,7 @@ def of_group(wait: Wait) -> RecordedSignature:
 def of_store(call: StoreCall) -> RecordedSignature:
     """Return the signature of a method call on a store."""
     first = call.arguments[0] if call.arguments else ()
+    # `get(key)` has a key, `wait([keys])` and `multi_get([keys])` have lists.
     keys = (first,) if call.op in _FIRST_IS_KEY or isinstance(first, str) else first
     return RecordedSignature(
         op=f"store.{call.op}",
