@@ -51,6 +51,7 @@ def doctor(
             lease_dir=lease_dir,
         )
     )
+    # Files first: the output may be a pipe whose reader goes away.
     _write(json, render_json(diagnosis))
     if junit:
         _write(junit, render_diagnosis_junit(diagnosis, Path(junit).parent))

@@ -76,17 +76,20 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
     """Examine this machine; each question to a driver or device has a time limit."""
     started_s = clock()
     with Prover(worker=examination.worker, bounds=examination.bounds) as prover:
+        # The driver is asked while the prover imports torch.
         machine = detect_machine(library=examination.library, root=examination.root)
         # The prover imports torch once, and its forks ask for facts and test the devices. An import for each question
         # took three times as long on two processors. A fork that hangs or crashes still has a name.
         torch = prover.ask_torch()
         leases = _leases(examination.lease_dir, machine)
+        # Work on a leased GPU would disturb the tests that run there, and they would disturb the proof.
         held = {state.slot.name for state in leases if state.held}
         targets = tuple(target for target in _targets(examination, machine, torch) if target.name not in held)
         preflight = PreflightResult(checks=())
         if torch.version and targets and not _hopeless(machine):
             prover.begin(targets, level=examination.level)
             preflight = prover.result()
+    # After the preflight, whose processes are gone now.
     litter = unused_entries(is_abandoned, examination.root / "dev/shm")
     tried = tuple(_finding(check) for check in preflight.checks)
     return Diagnosis(
@@ -203,6 +206,7 @@ def update_quarantine(diagnosis: Diagnosis, directory: Path) -> tuple[str, ...]:
     active = notes.active()
     changed = []
     for slot in diagnosis.machine.gpu_slots():
+        # By UUID: indices of GPUs change with a reboot or with CUDA_VISIBLE_DEVICES.
         if slot.name in diagnosis.proved and slot.uuid in active:
             lifted = notes.lift(slot.uuid)
             changed.append(f"{slot.name} ({slot.uuid}) passed: {_LIFTED if lifted else _NOT_LIFTED}")
@@ -233,6 +237,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, to_stderr: bool = False) -> None:
     """Print a table of all checks, then the failed ones with advice, then the verdict."""
     console = Console(stderr=to_stderr, highlight=False)
     if not console.is_terminal:  # a log has no width
+        # rich takes 80 columns where there is no terminal, and folds each finding.
         console = Console(stderr=to_stderr, highlight=False, width=160)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("device", "check", "", "finding"):

@@ -82,6 +82,7 @@ def build_libraries(cache: Path, *, tell: Callable[[str], None] = lambda _: None
     """
     installed = find_torch()
     folder = cache / f"emulated-device-{_key(installed)}"
+    # A folder with the key in its name is complete, since it was renamed into place.
     if folder.is_dir():
         return folder
     if shutil.which(COMPILER) is None:
@@ -91,6 +92,7 @@ def build_libraries(cache: Path, *, tell: Callable[[str], None] = lambda _: None
         )
     cache.mkdir(parents=True, exist_ok=True)
     with _alone(cache / f"{folder.name}.lock"):
+        # Again, now with the lock: another process may have built it meanwhile.
         if not folder.is_dir():
             tell(f"building the emulated device into {folder} (once, about a minute)")
             _build(installed, folder)
@@ -123,6 +125,7 @@ def _folders(package: str) -> list[Path]:
 
 def _key(installed: TorchInstallation) -> str:
     digest = hashlib.sha256("\n".join(installed.versions).encode())
+    # This file has the flags of the compiler, so it counts as a source.
     for path in [Path(__file__), *sorted(p for p in SOURCES.rglob("*") if p.is_file())]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -131,6 +134,8 @@ def _key(installed: TorchInstallation) -> str:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     with path.open("w") as file:
+        # The kernel releases the lock of a killed process. The file stays, since removing it would race with
+        # waiting processes.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -142,6 +147,7 @@ def _build(installed: TorchInstallation, folder: Path) -> None:
         shutil.copytree(SOURCES / "python", made / "python")
         # The slowest first; a library is built after the one that it is linked with.
         rest = [library for library in LIBRARIES if not library.torch and not library.after]
+        # Threads are enough: each waits for a compiler, which is a process.
         with ThreadPoolExecutor() as threads:
             slow = [threads.submit(_make, lib, installed, made) for lib in LIBRARIES if lib.torch]
             for library in [*rest, *(library for library in LIBRARIES if library.after)]:
@@ -168,6 +174,7 @@ def _command(library: Library, installed: TorchInstallation, made: Path) -> Sequ
     if library.name == "libcudart.so.13":  # torch requires this symbol version
         links.append(f"-Wl,--version-script,{SOURCES / 'cudart.map'}")
     if library.after:
+        # $ORIGIN: a library finds libcudart next to itself, wherever the cache is.
         links += [f"-L{made}", f"-l:{library.after}", "-Wl,-rpath,$ORIGIN"]
     if library.torch:
         headers = installed.torch / "include"

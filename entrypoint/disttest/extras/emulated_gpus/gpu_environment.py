@@ -31,7 +31,9 @@ def emulated_environment(
         state: empty folder in which the processes publish their use of devices for NVML, in one small file. Without it
             each process counts a device's memory separately, and NVML reports no process.
     """
+    # Before the user's own: the first library with a symbol wins (ld.so(8)).
     preload = [*(str(libraries / name) for name in PRELOADED), *_parts(environ, "LD_PRELOAD")]
+    # The folder has the metadata of an entry point `torch.backends`, which torch loads at its import.
     python_path = [str(libraries / "python"), *_parts(environ, "PYTHONPATH")]
     return {
         "LD_PRELOAD": ":".join(preload),

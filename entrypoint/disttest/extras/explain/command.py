@@ -33,6 +33,7 @@ def explain(context: click.Context, /, words: tuple[str, ...], **given: Any) -> 
     """
     from disttest.extras.explain.message_page import in_terminal, section_named
 
+    # A results directory with the name of an id is read as a directory.
     if len(words) == 1 and (section := section_named(words[0])) and not Path(words[0]).exists():
         click.echo(in_terminal(section))
         return

@@ -60,6 +60,7 @@ def disttest_addoptions() -> Sequence[Option]:
 @hookimpl
 def disttest_message_id(message: str) -> str | None:
     """Find the section of a message."""
+    # Imported late: the first call reads the pages of all plugins, and most runs have no failure.
     from disttest.extras.explain.message_page import id_of
 
     return id_of(message) or None

@@ -54,6 +54,7 @@ def section_named(name: str) -> MessageSection | None:
 def in_terminal(section: MessageSection) -> str:
     """Return a section for a terminal: wrapped, without marks, and without the targets of links, which lead nowhere there."""
     plain = _LINK.sub(r"\1", section.text).replace("**", "")
+    # The quotes in the first line are not wrapped, so that a message can be searched for.
     quotes, gap, rest = plain.partition("\n\n") if section.messages else ("", "", plain)
     return f"{section.id}\n{quotes}{gap}" + "\n\n".join(map(_wrapped, rest.split("\n\n")))
 

@@ -143,6 +143,7 @@ def history_of(nodeid: str, run: RunResult, named: Path | None) -> History | Non
     """
     text = run.invocation.data.get(HISTORY, {}).get("file", "")
     file = named or (Path(text) if text else None)
+    # The run's own history may be on another machine. Only a file that the user names must be there.
     if file is None or (named is None and not file.exists()):
         return None
     try:
@@ -179,6 +180,7 @@ def issue_body(packet: Packet, most: int) -> str:
         packet: of the test.
         most: characters; tracebacks and stacks are shortened until the text fits.
     """
+    # Facts and commands are short and stay. Tracebacks make a body too long.
     for evidence in (20_000, 8_000, 2_000, 0):
         text = "\n".join(_body(packet, most=evidence)) + "\n"
         if len(text) <= most:

@@ -56,6 +56,7 @@ def write_packet(packet: Packet, outcome: TestOutcome, results_dir: Path, output
     if output.exists() or output.is_symlink():
         raise UsageError(f"{output} exists; choose another place with --output, or remove it")
     try:
+        # In the folder of the output, so that the rename stays in one file system and is atomic.
         with tempfile.TemporaryDirectory(prefix=".packet-", dir=output.absolute().parent) as folder:
             inside = Path(folder) / output.stem
             inside.mkdir()
@@ -93,6 +94,7 @@ def _scrubbed(value: object, scrub: Scrub) -> object:
 
 def _of_name(name: str, item: object, scrub: Scrub) -> object:
     """Scrub a value whose name may say that it is secret."""
+    # In JSON a name and its value are two texts. The patterns need both in one.
     if isinstance(item, str) and item and (whole := scrub(f"{name}={item}")) != f"{name}={item}":
         return whole.removeprefix(f"{name}=")
     return _scrubbed(item, scrub)
@@ -124,6 +126,7 @@ def _files_below(results_dir: Path, folders: list[str]) -> Iterator[str]:
 def _copy(name: str, results_dir: Path, target: Path, logs: LogFolder, room: int, scrub: Scrub) -> LogFile:
     """Copy a regular file: a text cut and scrubbed, anything else as it is unless it is too large."""
     try:
+        # Tests can write into their log folders, so a link there must not lead out of them.
         fd = Tree(results_dir).open(name)
     except OSError as error:
         return LogFile(path="", size=0, why=f"{name}: not copied, {error.strerror}")
@@ -172,6 +175,7 @@ _NAMED = re.compile(
 
 def scrub(text: str) -> str:
     """Hide the values that the run hides, and all that looks like a secret."""
+    # The values that are known go first. Patterns then see the rest.
     text = _TOKEN.sub(HIDDEN, outgoing.text(text))
     text = _NAMED.sub(rf"\1{HIDDEN}", _BEARER.sub(rf"\1 {HIDDEN}", text))
     return _URL.sub(HIDDEN, text)
@@ -197,6 +201,7 @@ def make_packet(words: Sequence[str], given: Mapping[str, Any]) -> str:
     run = read_run(results_dir)
     outcome = one_test(run, text)
     packet = packet_of(outcome, run, history_of(outcome.test.nodeid, run, given["history"]))
+    # Logs of a run without --mask still contain them.
     outgoing.hide(environment().get("DISTTEST_MASK", "").splitlines())
     printed = []
     if given["format"] == ISSUE:
@@ -218,6 +223,7 @@ def one_test(run: RunResult, text: str) -> TestOutcome:
     found = select(run, text)
     exact = [each for each in found if each.test.nodeid == text]
     failed = [each for each in found if each.final.outcome.is_bad]
+    # An id in full wins over the ids that contain it. Of several matches the only failure is meant.
     for chosen in (exact, found, failed):
         if len(chosen) == 1:
             return chosen[0]

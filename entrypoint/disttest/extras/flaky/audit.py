@@ -38,6 +38,7 @@ def find_expired(entries: Sequence[Entry], today: date) -> Iterator[tuple[Entry,
 
 def find_unknown(entries: Sequence[Entry], nodeids: Iterable[str]) -> Iterator[tuple[Entry, str]]:
     """Entries of tests that were not collected. A world that this machine has no GPUs for is not missed."""
+    # Without the part in brackets: worlds and parameters depend on the machine.
     known = {nodeid.partition("[")[0] for nodeid in nodeids}
     for entry in entries:
         if entry.test.partition("[")[0] not in known:
@@ -87,6 +88,7 @@ def audit(targets: tuple[str, ...], given: Mapping[str, Any]) -> int:
 def _collected(targets: tuple[str, ...]) -> Collection:
     with tempfile.TemporaryDirectory(prefix="disttest-audit-") as folder:
         collection = collect_tests(resolve_targets(targets), filled({}, Path(folder)), (), Path(folder))
+    # A file that cannot be imported would make all of its entries unknown.
     if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
         click.echo(collection.output, err=True)
         raise UsageError("some tests could not be collected (see above): an audit would call them unknown")

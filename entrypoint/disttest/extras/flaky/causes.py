@@ -109,6 +109,7 @@ def is_changed(row: Perturbation, plain: Tally, tally: Tally) -> bool:
 def chance_of_more(more: Tally, less: Tally) -> float:
     """Return the probability that as many of the failures fall into ``more`` by chance (Fisher's exact test, one-sided)."""
     ran, failed = more.ran + less.ran, more.failed + less.failed
+    # math.comb is exact, so no library for statistics is needed: the numbers stay below some thousand.
     ways = sum(
         comb(more.ran, hit) * comb(less.ran, failed - hit)
         for hit in range(more.failed, min(more.ran, failed) + 1)
@@ -138,6 +139,7 @@ def classify(
     every = [plain, *perturbed.values()]
     failed, passed = sum(each.failed for each in every), sum(each.passed for each in every)
     spoiled = sum(each.spoiled for each in every)
+    # Before all others: what a broken machine did to the rates says nothing about the test.
     if spoiled > failed:
         return Verdict(
             cause=Cause.MACHINE, confidence=wilson(spoiled, spoiled + failed)[0], by="spoiled runs"

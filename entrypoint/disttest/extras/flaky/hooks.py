@@ -114,6 +114,7 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult
     from disttest.extras.flaky.judging import hidden, quarantine_of
 
     entry = quarantine_of(attempt.test)
+    # Only failures change. A pass of a test in quarantine is a pass, since it is flaky and not broken.
     if entry is None or not result.outcome.is_bad:
         return result
     changed = hidden(result, entry)

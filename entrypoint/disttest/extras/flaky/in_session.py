@@ -40,6 +40,8 @@ def entry_in_session(item: pytest.Item) -> InQuarantine | None:
 
 def hide_in_controller(item: pytest.Item, report: pytest.TestReport) -> None:
     """Keep the failure of an ordinary test in quarantine from failing the run."""
+    # A rank must report the failure as it is: the world compares the outcomes of all ranks, and then applies
+    # the quarantine.
     is_controller = (
         item.config.stash.get(_PID, 0) == os.getpid() and item.config.stash[RUN].rank_order is None
     )

@@ -24,6 +24,7 @@ class Jitter(Tool):
 
     def __init__(self, longest_s: float, key: str) -> None:
         self._longest_s = longest_s
+        # Its own generator: numbers of the test's generators must not change.
         self._random = random.Random(key)  # noqa: S311
 
     def take(self, call: Call, run: Callable[[], Any]) -> Any:
@@ -43,6 +44,7 @@ def perturbing_test(perturbed: Perturbed, nodeid: str) -> Iterator[None]:
             rank = os.environ.get("RANK", "")  # noqa: TID251  # set for each rank
             stack.enter_context(observing(Jitter(perturbed.delay, f"{nodeid} {rank}")))
         if perturbed.threads and torch is not None:
+            # The old number comes back, since the process may run further tests without a perturbation.
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(perturbed.threads)
         yield

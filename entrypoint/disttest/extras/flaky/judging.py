@@ -54,8 +54,12 @@ def hide_report(report: pytest.TestReport, entry: InQuarantine) -> None:
     """The same for a report of pytest, of a test that runs in the controller."""
     if entry.expired or not report.failed:
         return
+    # Some have no reprcrash, such as errors of fixtures (FixtureLookupErrorRepr). The last line of their text
+    # says most.
     crash = getattr(report.longrepr, "reprcrash", None)
     message = getattr(crash, "message", "") or str(report.longrepr or "").strip().rpartition("\n")[2]
+    # As pytest itself reports an expected failure (_pytest/skipping.py): the outcome skipped, with the
+    # attribute wasxfail.
     report.outcome = "skipped"
     report.wasxfail = f"{one_line(entry.words)}: {one_line(message)}"
 

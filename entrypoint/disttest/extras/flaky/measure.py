@@ -24,6 +24,7 @@ CONFIRMATIONS = 3
 """Runs after the other tests: each is a start of pytest."""
 _MOST = 640
 """Repetitions in one run at most. Each round has twice as many as the one before."""
+# A quarter of all, then a third of the three quarters that are left.
 _SHARES = (1 / 4, 1 / 3)
 """Parts of the remaining time for the two plain runs of a round, so that half of it is left for perturbations."""
 
@@ -150,8 +151,10 @@ class Measurement:
                 self._narrow()
 
     def _round(self, times: int, seed: int) -> None:
+        # Twice with one seed: repetitions that fail in both runs show a cause in the seed.
         first, second = (self._run_plainly(times, seed, share) for share in _SHARES)
         self.pairs += _pairs(first.failed, second.failed)
+        # A seed that failed twice is the shortest way to repeat the failure.
         for number, failed in first.failed.items():
             if failed and second.failed.get(number):
                 self._failing_seed = seed_of(self._nodeid, number, seed)
@@ -223,6 +226,7 @@ class Measurement:
             return
         for words in row.strengths if not row.calms else ():
             trial = Trial(words=words, times=self._times, seed=self._seed)
+            # The rows are from strong to weak, and the strongest one has been measured.
             if words != row.strengths[0] and not is_changed(row, self.plain, self._attempt(trial).tally):
                 return
             self._smallest = trial
@@ -233,6 +237,8 @@ class Measurement:
         trial = self._smallest
         while len(trial.before) > 1:
             middle = len(trial.before) // 2
+            # A test that breaks another one together with a third one in the other half ends the search: no
+            # half alone has the effect.
             for half in (trial.before[middle:], trial.before[:middle]):
                 smaller = Trial(words=trial.words, seed=trial.seed, before=half)
                 outcomes = self._attempt(smaller)

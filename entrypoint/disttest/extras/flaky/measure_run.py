@@ -39,6 +39,8 @@ from disttest.runtime.supervisor.listing import Collection, collect_tests
 
 OWN = ("results", "repeat", "retries", "deadline", "seed", "isolation", "one-world", "slots", "perturb")
 """Options of a run that a trial decides."""
+# New processes, with nothing left of the run before. A retry would hide that the machine spoils runs, which
+# is counted.
 _ALWAYS = ("--isolate-files=true", "--infra-retries=0", "--resident=false")
 
 
@@ -78,6 +80,8 @@ class TrialRuns(Frozen):
         argv += ["--repeat", str(trial.times), "--results", str(folder), "--deadline", f"{left_s:.1f}"]
         argv += ["--", *["-x"] * self.until_fail, *self.pytest_args]
         output = folder.with_suffix(".txt")
+        # Its exit code is not looked at: the journal has each repetition, also those of a run that its
+        # deadline ended.
         run_child(argv, Path.cwd(), self.environ, output)
         try:
             run = read_run(folder)
@@ -110,6 +114,7 @@ def outcomes_of(run: RunResult, nodeid: str) -> Outcomes:
     spoiled = 0
     broken = []
     for test in run.tests:
+        # Repetitions of `test_x.py::test_a[2xgloo]` have the ids `test_x.py::test_a[2xgloo]#2` and so on.
         name, _, number = test.test.nodeid.removeprefix(nodeid).partition("#")
         if name or not test.test.nodeid.startswith(nodeid):
             broken += [test.test.selected_by] * test.final.outcome.is_bad
@@ -117,6 +122,7 @@ def outcomes_of(run: RunResult, nodeid: str) -> Outcomes:
         if _is_spoiled(test):
             # Tests that a run had no time for are of the same kind.
             spoiled += run.exit_code in (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INFRASTRUCTURE)
+        # A failure in quarantine is an expected one in the run, but counts here.
         elif test.final.outcome.has_run:
             failed[int(number or 1)] = test.final.outcome.is_bad or is_quarantined(test)
     return Outcomes(failed=failed, spoiled=spoiled, broken=tuple(broken))
@@ -169,6 +175,7 @@ def report_on(nodeid: str, measurement: Measurement, command: Callable[[Trial, b
         command: returns the command line of a trial, given whether it is certain to fail.
     """
     verdict, trial = measurement.verdict, measurement.smallest
+    # Then one run is enough to see the failure. Otherwise the command repeats until it fails.
     certain = verdict.cause in (Cause.DETERMINISTIC, Cause.SEED) or bool(trial and trial.before)
     return Report(
         test=nodeid,
@@ -254,10 +261,13 @@ def run_measurement(targets: tuple[str, ...], pytest_args: Sequence[str], given:
             f"leave {refused[0]} out: disttest flaky decides it; --budget is the limit of the time"
         )
     resolved = resolve_targets(targets)
+    # Without --repeat, which would list each repetition as a test of its own.
     collected = {name: text for name, text in flags.items() if name != "repeat"}
     chosen = _collected(resolved, collected, pytest_args)
+    # Whole files: the cause may be a test that the user did not select.
     files = {str(Path(chosen.root, test.file)) for test in chosen.tests}
     known = chosen if resolved.bundled else _collected(resolve_targets(tuple(sorted(files))), collected, ())
+    # From here on an interruption still reports what has been measured.
     cancel_in_order()
     request = _Request(
         flags=flags,

@@ -69,12 +69,18 @@ def perturbing(perturbed: Perturbed) -> Iterator[None]:
     try:
         if perturbed.cpu:
             # Not always the same one: other runs on this machine may be perturbed as well.
+            # Of this thread, which forks the worlds: processes inherit the affinity of the thread that forks
+            # them.
             os.sched_setaffinity(0, {random.choice(sorted(processors))})  # noqa: S311
             # A session each: Linux shares a processor equally among sessions (sched_autogroup_enabled), not processes.
             # Worlds are sessions. Against eight busy processes of one session, a test kept half of the processor.
+            # -S, since the program needs no packages, and `site` would read files first.
             argv = [sys.executable, "-S", "-c", _BUSY]
             busy = [spawn_child(argv, new_session=True) for _ in range(perturbed.cpu)]
         if perturbed.memory:
+            # RLIMIT_DATA counts private writable memory (Linux 4.7 and later). RLIMIT_AS would also count
+            # libraries, and addresses that are only reserved. The soft limit only: a lowered hard limit could
+            # not be raised again.
             resource.setrlimit(resource.RLIMIT_DATA, (perturbed.memory, limits[1]))
         yield
     finally:

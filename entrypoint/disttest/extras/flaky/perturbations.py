@@ -25,6 +25,7 @@ def perturbations(processors: int, size: int, *, on_cpu: bool) -> tuple[Perturba
         size: number of ranks of the test.
         on_cpu: whether the test runs without a GPU.
     """
+    # A world that is wider than the machine still needs one slot for each rank.
     slots = max(processors, size)
     rows = [
         AFTER,
@@ -45,6 +46,7 @@ def perturbations(processors: int, size: int, *, on_cpu: bool) -> tuple[Perturba
                 strengths=tuple((*PLAIN, "--slots", str(times * slots)) for times in (8, 4, 2)),
             )
         )
+    # Otherwise one world at a time is the usual case already, and nothing would change.
     if processors >= 2 * size:
         alone = (*PLAIN, "--slots", str(size))
         rows.append(

@@ -103,5 +103,6 @@ def _checked(path: Path, entries: Sequence[Entry]) -> Sequence[Entry]:
 
 def entry_of(entries: Sequence[Entry], nodeid: str) -> Entry | None:
     """The entry that is about a test; the one that names it exactly comes first."""
+    # `test_a` and `test_a[2xgloo]` may both have an entry.
     found = [entry for entry in entries if entry.matches(nodeid)]
     return max(found, key=lambda entry: len(entry.test), default=None)

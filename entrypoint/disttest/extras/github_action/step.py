@@ -124,6 +124,7 @@ INPUTS = {command: _inputs(command) for command in ("run", "plan", "merge", "doc
 
 def read_inputs(command: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the values by name, without empty or blank ones."""
+    # GitHub passes an empty text for an input that a workflow leaves out.
     values = {one.name: environ.get(one.variable, "").strip() or one.default for one in INPUTS[command]}
     return {name: value for name, value in values.items() if value}
 
@@ -135,6 +136,7 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
         UsageError: an input is invalid; the message names it.
     """
     inputs = [one for one in INPUTS[command] if values.get(one.name)]
+    # Secrets travel as variables (secret_variables), since a command line is visible to all processes.
     own = [one for one in inputs if one.own and not one.own.secret]
     tail = [*_targets(command, values), *_pytest_args(values)]
     if command == "run" and values.get("launcher"):
@@ -161,6 +163,7 @@ def _refuse_without_container(inputs: Sequence[Input], values: Mapping[str, str]
     """
     for one in inputs:
         advice = one.launch.outside_container if one.launch else ""
+        # A default or `false` asks for nothing, so workflows may write it in both modes.
         if advice and values[one.name].lower() not in (one.default, "false"):
             raise UsageError(
                 f"input {one.name}: no container is started here, as disttest is installed: {advice}"
@@ -181,6 +184,7 @@ def _targets(command: str, values: Mapping[str, str]) -> list[str]:
     if not targets:
         wanted = "a suite such as ddp, or a path of tests" if name == "suite" else "a folder"
         raise UsageError(f"input {name} is empty: name {wanted}")
+    # The command would read it as an option, past the inputs.
     if stray := next((target for target in targets if target.startswith("-")), None):
         raise UsageError(f"input {name}: {stray!r} is a flag")
     return targets
@@ -236,6 +240,7 @@ def github_step() -> None:
         arguments = step_arguments(command, values, in_place=in_place)
         enter(values.get("working-directory", "."))
     except DisttestError as error:
+        # The step has outputs even if its command never starts: later steps read them.
         publish_failure(error.exit_code, {**environ, STEP_PID: str(os.getpid())})
         raise
     become(arguments, {**environ, **secret_variables(command, values), STEP_PID: str(os.getpid())})
@@ -266,5 +271,6 @@ def enter(folder: str) -> None:
 
 def become(arguments: list[str], environ: Mapping[str, str]) -> None:
     """Replace this process without passing the inputs on."""
+    # Inputs may hold secrets, and tests see the environment.
     kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
     os.execve(sys.executable, [sys.executable, "-P", "-m", "disttest", *arguments], kept)  # noqa: S606

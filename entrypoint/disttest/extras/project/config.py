@@ -44,6 +44,7 @@ def read_settings(project: ProjectSettings) -> Iterator[EffectiveOption]:
         UsageError: a variable has an invalid value.
     """
     found = [*find_given(project.fill({}), rows=PROJECT_OPTIONS)]
+    # Parsed for their errors: a wrong value must not be shown as if a run would accept it.
     for each in found:
         parse_given(*each)
     given = {option: (text, source) for option, text, source in found}

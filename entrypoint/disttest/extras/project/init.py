@@ -122,6 +122,7 @@ def _tests_folder(folder: Path) -> Path:
     paths = named.get("testpaths", [])
     words = paths.split() if isinstance(paths, str) else paths if isinstance(paths, list) else []
     path = Path(*[word for word in words[:1] if isinstance(word, str)] or ["tests"])
+    # A testpaths such as ../tests leads out of the project, where init writes nothing.
     return path if (folder / path).resolve().is_relative_to(folder.resolve()) else Path("tests")
 
 
@@ -137,12 +138,14 @@ def _write(folder: Path, file: NewFile) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
+            # Mode x decides whether the file exists: one that appears meanwhile is kept.
             path.open("x", encoding="utf-8").close()
             path.write_text(file.text, encoding="utf-8")
             return True
         if not file.appended:
             return False
         with path.open("a", encoding="utf-8") as known:
+            # The existing text may end without a line break.
             known.write(f"\n{file.text}")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None

@@ -51,6 +51,7 @@ def _page(group: click.Group) -> Iterator[str]:
     yield from _section("SYNOPSIS")
     for name, each in shown:
         usage = each.collect_usage_pieces(click.Context(each))
+        # One synopsis for each line: troff would fill them into a paragraph.
         yield from (".br", f"\\fBdisttest {_plain(name)}\\fR {_plain(' '.join(usage))}")
     yield from _section("COMMANDS")
     for name, each in shown:
@@ -89,5 +90,8 @@ def _entry(name: str, text: str) -> Iterator[str]:
 def _plain(text: str) -> str:
     """Escape a text for troff, on one line and without click's marks."""
     line = " ".join(text.replace("\b", "").split()).replace("\\", "\\e").replace("-", "\\-")
+    # groff reads bytes as Latin-1. \[uXXXX] is its escape for other characters.
     line = "".join(each if each.isascii() else f"\\[u{ord(each):04X}]" for each in line)
+    # troff takes a line that begins with a dot or an apostrophe as a request. The zero-width character \&
+    # prevents that.
     return f"\\&{line}" if line.startswith((".", "'")) else line
