@@ -84,7 +84,6 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
         )
         answer = search(
             len(commits),
-            # The search counts commits from 0. Only this function knows their hashes.
             lambda commit, times, until_failure: runs.run(
                 commits[commit], times, until_failure=until_failure
             ),

@@ -214,7 +214,6 @@ def search(
         rate, runs = measure_rate(commits - 1, attempt, say, most)
     bisection = Bisection(commits, rate, confidence=confidence)
     while (step := bisection.next()) is not None and runs < most:
-        # The probabilities ask for the runs, and the budget cuts them.
         commit, times = step
         tried = attempt(commit, min(times, most - runs), True)
         runs += tried.runs

@@ -164,7 +164,6 @@ class Repository:
             return
         try:
             before = parse(self.git("show", f"{base}:{old}")).units
-        # git show fails for a name that the commit does not have.
         except UsageError:  # a new file
             before = {}
         after = sources.parsed(new).units

@@ -124,8 +124,8 @@ def _stale(record: Record, changes: Changes, sources: Sources) -> Iterator[tuple
     """Yield the places of parts that changed since a test was recorded, or since the revision."""
     for place, (file, part, digest) in enumerate(record.units):
         unit: Unit = (file, part)
-        # Two comparisons, since the record may be older than the revision. A part that changed before the
-        # revision is as stale as one that changed after it.
+        # Two comparisons: the record may be older than the revision, and then its digests show more. It may
+        # also be newer, and then only the revision shows the change.
         if digest == UNKNOWN or unit in changes.units or sources.digest(unit) != digest:
             yield place, f"{unit[0]}::{part}" if unit[0] and part else unit[0] or part
 

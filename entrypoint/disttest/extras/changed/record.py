@@ -152,7 +152,7 @@ def update_record(path: Path, change: Callable[[Record], Record], project: str) 
 @contextmanager
 def _only_writer(path: Path) -> Iterator[None]:
     # The folder is locked: it outlives the file, which each writer replaces.
-    # flock(2) needs no file of its own, and the kernel releases it whenever the holder ends.
+    # flock(2), since the kernel releases it whenever its holder ends, also by SIGKILL.
     descriptor = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         ends_s = monotonic() + LOCK_S
@@ -195,7 +195,6 @@ def with_run(
     environments: list[dict[str, str]] = []
     tests = {}
 
-    # A dictionary is the table of parts: a part gets the next number when it first occurs.
     def place(unit: tuple[str, str, str]) -> int:
         return places.setdefault(unit, len(places))
 

@@ -53,7 +53,6 @@ class Search(Frozen):
         # Several places in each round instead of the middle: they run at the same time. A contract may hold
         # at a call between two calls that break it.
         number = min(_AT_ONCE, len(untried))
-        # The middle of each of `number` equal parts.
         calls = (untried[(2 * place + 1) * len(untried) // (2 * number)] for place in range(number))
         return tuple(msgspec.structs.replace(self.fault, call=call) for call in calls)
 
@@ -209,13 +208,11 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
     wanted = _wanted(given, options)
     directory = claim(options.results) if options.results else claim_default(warn)
     # The faults are known only after the baseline, so it is a separate run. That costs one start of pytest.
-    # Phase 1, the baseline.
     before = claim(directory.path / BEFORE)
     baseline, owes = runs.run(ChaosPlan(), before)
     if baseline.exit_code != ExitCode.PASSED:
         warn("no fault was tried, since not all tests pass without faults; fix the failures first")
         return _finish(baseline, before.path, owes=owes)
-    # Phase 2, the plan of the faults.
     write_reports(baseline, before.path)
     drawn = [draw(test.test, test.final, wanted) for test in baseline.tests if _is_counted(test)]
     for each in drawn:
@@ -226,10 +223,9 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
         # Most worlds only wait for a time limit, so more ranks run at a time than in other runs.
         _slots(max(_size(each.test) for each in drawn), runs.hardware.cpus)
     )
-    # Phase 3, one world for each fault.
     with_faults, owes = runs.run(_plan(drawn), directory, slots=slots)
     code = _finish(with_faults, directory.path, owes=owes)
-    # Phase 4 is for samples only: with all faults tried, the smallest is known already.
+    # For samples only: with all faults tried, the smallest is known already.
     if not wanted.samples or wanted.faults:
         return code
 

@@ -79,8 +79,7 @@ class ChaosTool(Tool):
         self._limit = timedelta(seconds=case.limit_s)
         if case.fault is not None:
             # For point-to-point messages gloo keeps the time limit with which the group was made, so lowering it
-            # later has no
-            # effect: https://github.com/pytorch/pytorch/issues/165422
+            # later has no effect: https://github.com/pytorch/pytorch/issues/165422
             # Not restored: a test with a fault has a fresh world, whose processes end with it.
             _c10d().default_pg_timeout = min(_c10d().default_pg_timeout, self._limit)
 

@@ -132,18 +132,19 @@ def judge_case(
         injected_at_s: when the fault was injected, on the monotonic clock.
         left: descriptions of processes and shared memory that were left behind.
     """
-    # Phase 1, what each rank could notice, and when: the fault itself, and the ends of ranks that noticed it.
+    # First the times at which a rank could notice something: the fault, and the end of each rank that noticed
+    # it.
     broke_at_s = [
         injected_at_s,
         *(error.ended_s for each in ranks if (error := _of_peers(each, injected_at_s))),
     ]
-    # Phase 2, each rank alone.
+    # Then each rank alone: only these times connect it with the others.
     breaches = {
         each.record.rank: breach for each in ranks for breach in _judge_rank(case, each, sorted(broke_at_s))
     }
     fault = case.fault
     assert fault is not None
-    # Phase 3, what only the whole world shows: a repeated call is no swallowed error.
+    # Last, since only all ranks together show it: a call that is repeated is no swallowed error.
     if fault.kind is FaultKind.RAISE and _has_tried_again(case, ranks):
         breaches = {rank: breach for rank, breach in breaches.items() if breach.kind is not Breach.SILENT}
     if left:
@@ -245,7 +246,7 @@ def _judge_error(
         return
     contract = case.contract
     limit_s = contract.within_s + (0 if wanted is Survival.CONNECTION_ERROR else case.limit_s)
-    # A rank can notice only what has happened. It cannot notice before its own wait begins.
+    # A rank notices a fault after it happened, and not before its own wait begins.
     last_s = max(at_s for at_s in broke_at_s if at_s < error.ended_s)
     took_s = error.ended_s - max(last_s, error.began_s)
     # A broken connection is reported immediately, however long a busy machine takes for it: only time-outs can be

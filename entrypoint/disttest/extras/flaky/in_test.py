@@ -44,7 +44,6 @@ def perturbing_test(perturbed: Perturbed, nodeid: str) -> Iterator[None]:
             rank = os.environ.get("RANK", "")  # noqa: TID251  # set for each rank
             stack.enter_context(observing(Jitter(perturbed.delay, f"{nodeid} {rank}")))
         if perturbed.threads and torch is not None:
-            # The old number comes back, since the process may run further tests without a perturbation.
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(perturbed.threads)
         yield

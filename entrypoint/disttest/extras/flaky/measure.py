@@ -191,7 +191,7 @@ class Measurement:
                 break
             self._others = kept
         for number in range(CONFIRMATIONS if self._others else 0):
-            # Each with another seed: the same one would fail as often by itself.
+            # Each with another seed: with one seed the test may fail or pass each time for that reason alone.
             trial = Trial(words=AFTER.strengths[0], seed=seed + number, before=self._others)
             tally = self._run(AFTER.name, trial).tally
             if tally.rate == round(self.plain.rate):

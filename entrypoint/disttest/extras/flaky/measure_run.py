@@ -261,13 +261,13 @@ def run_measurement(targets: tuple[str, ...], pytest_args: Sequence[str], given:
             f"leave {refused[0]} out: disttest flaky decides it; --budget is the limit of the time"
         )
     resolved = resolve_targets(targets)
-    # Without --repeat, which would list each repetition as a test of its own.
+    # Without --repeat, which would list each repetition as a separate test.
     collected = {name: text for name, text in flags.items() if name != "repeat"}
     chosen = _collected(resolved, collected, pytest_args)
     # Whole files: the cause may be a test that the user did not select.
     files = {str(Path(chosen.root, test.file)) for test in chosen.tests}
     known = chosen if resolved.bundled else _collected(resolve_targets(tuple(sorted(files))), collected, ())
-    # From here on an interruption still reports what has been measured.
+    # From here on an interruption still reports the measurements so far.
     cancel_in_order()
     request = _Request(
         flags=flags,

@@ -55,7 +55,7 @@ def read_foreign(path: Path) -> tuple[RunResult, list[str]]:
         UsageError: it is not a report of a known format, or it has no test.
     """
     data = path.read_bytes()
-    # Reports of tools on Windows begin with a byte order mark.
+    # Reports of tools on Windows may begin with a byte order mark.
     head = data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
     warnings: list[str] = []
     tests = _junit(path, warnings) if head.startswith(b"<") else _ctrf(path, data)
