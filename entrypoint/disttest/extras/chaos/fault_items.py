@@ -77,8 +77,8 @@ def _of(item: pytest.Item, plan: ChaosPlan) -> Iterator[pytest.Item]:
 def _with_case(item: pytest.Item, case: ChaosCase) -> pytest.Item:
     """Attach the chaos data: the item gets a fresh world and the time limit of its fault."""
     item.stash[_CASE] = case
-    # In front of the test's own marks, since the first mark of a name counts. A world with an injured rank
-    # cannot be used again.
+    # In front of the test's own marks, since the first mark of a name counts. Only marks of a parameter
+    # precede it (closest_mark). A world with an injured rank cannot be used again.
     item.add_marker(pytest.mark.fresh_world, append=False)
     if case.fault is not None:
         item.add_marker(pytest.mark.timeout(case.timeout_s), append=False)

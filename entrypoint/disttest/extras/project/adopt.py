@@ -99,7 +99,6 @@ def find_habits(path: Path) -> list[Found]:
     """Find the habits in the Python files at or below a path."""
     places: dict[Habit, list[tuple[Path, int]]] = {}
     for file in _sources(path):
-        # Line by line, since the first place is reported with its number.
         for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             for habit in _HABITS:
                 if habit.pattern.search(line):

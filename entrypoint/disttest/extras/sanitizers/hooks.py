@@ -82,7 +82,6 @@ def disttest_rank_configure(rank: Rank) -> None:
 @hookimpl(wrapper=True)
 def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
     """Compare the records of all ranks."""
-    # After the judgement of the core: only a test that passed can have a finding.
     result = yield
     chosen = SANITIZE.of(attempt.settings)
     if not chosen or not attempt.has_ranks:
