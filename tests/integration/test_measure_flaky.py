@@ -41,6 +41,37 @@ def test_perturbations_reach_ranks_and_isolated_tests_and_end_with_the_run(lab):
     assert "allocate memory" in ended.result("test_much").message
 
 
+def test_a_crowd_runs_isolated_tests_at_the_same_time_and_nothing_else_does(lab):
+    test = """
+        import pathlib
+        import time
+
+        def meets_the_other(name):
+            pathlib.Path(f"{name}.here").touch()
+            end = time.monotonic() + LIMIT_S
+            while time.monotonic() < end:
+                if len(list(pathlib.Path().glob("*.here"))) == 2:
+                    return True
+                time.sleep(0.01)
+            return False
+
+        def test_a():
+            assert meets_the_other("a")
+
+        def test_b():
+            assert meets_the_other("b")
+    """
+    alone = ("--isolate-files", "--isolation", "fresh", "--slots", "2")
+    lab.write(test_mine=test.replace("LIMIT_S", "0.1"))
+    assert lab.run("run", "test_mine.py::test_a", "test_mine.py::test_b", *alone).exit_code == 1
+    for file in lab.folder.glob("*.here"):
+        file.unlink()
+
+    lab.write(test_mine=test.replace("LIMIT_S", "60"))
+    ended = lab.run("run", "test_mine.py", *alone, "--perturb", "crowd")
+    assert ended.exit_code == 0, ended.output
+
+
 def test_delays_differ_by_rank_and_are_the_same_again(lab):
     test = """
         import pytest

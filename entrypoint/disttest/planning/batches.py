@@ -181,9 +181,7 @@ def _batch(number: int, piece: _Piece, timings: Timings, failed: Collection[str]
         shape=shape,
         isolation=first.isolation,
         expected_s=timings.start_s(shape) + piece.work_s,
-        # An ordinary pytest run has nothing running in parallel: tests use fixed ports and files.
-        exclusive=first.exclusive
-        or first.kind is WorldKind.PROCESS,  # as in any pytest, nothing runs next to it
+        exclusive=first.exclusive,
         shares=first.kind is not WorldKind.RANKS,
         urgent=nodeids[0] in failed,
     )

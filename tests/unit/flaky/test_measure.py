@@ -341,6 +341,7 @@ def test_whatever_fails_the_measurement_ends_with_its_time(fails, trials):
     [
         ("delay:0.2", Perturbed(delay=0.2)),
         ("cpu:4,threads:1", Perturbed(cpu=4, threads=1)),
+        ("crowd", Perturbed(crowd=True)),
         ("memory:2g", Perturbed(memory=2 << 30)),
     ],
 )
@@ -348,7 +349,7 @@ def test_perturbations_are_parsed(text, value):
     assert parse_perturbed(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "cpu", "cpu:0", "delay:soon", "heat:3", "memory:much"])
+@pytest.mark.parametrize("text", ["", "cpu", "crowd:3", "cpu:0", "delay:soon", "heat:3", "memory:much"])
 def test_a_perturbation_that_is_not_valid_is_refused(text):
     with pytest.raises(UsageError):
         parse_perturbed(text)

@@ -39,7 +39,7 @@ def test_fresh_tests_are_alone_and_ordinary_tests_are_in_no_batch() -> None:
 def test_contained_tests_of_a_file_share_a_process_and_nothing_runs_beside_them() -> None:
     def contained(name: str, file: str, isolation: Isolation = Isolation.WARM) -> TestCase:
         return msgspec.structs.replace(
-            case(name, None, file=file), kind=WorldKind.PROCESS, isolation=isolation
+            case(name, None, file=file), kind=WorldKind.PROCESS, isolation=isolation, exclusive=True
         )
 
     tests = [

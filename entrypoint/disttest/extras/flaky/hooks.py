@@ -37,7 +37,8 @@ PERTURB = of_every_run(
     "perturb",
     PERTURBED,
     "Disturb tests in ranks, and isolated ones: delay:0.2 delays collectives by up to 0.2 s, cpu:4 leaves one processor, "
-    "with 4 busy processes, threads:1 limits compute threads, memory:2g the memory of each process.",
+    "with 4 busy processes, threads:1 limits compute threads, memory:2g the memory of each process, "
+    "crowd runs isolated tests at the same time.",
     repeated=True,
 )
 
@@ -137,6 +138,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def disttest_load_parts() -> None:
     """Import the part that perturbs tests."""
     from disttest.extras.flaky import in_test  # noqa: F401
+
+
+@hookimpl(trylast=True)  # after isolated tests have their places
+def disttest_place_tests(pairs: list[tuple[pytest.Item, TestCase]], options: RunOptions) -> Sequence[str]:
+    """Let isolated tests run at the same time."""
+    perturbed = PERTURB.of(options)
+    if perturbed is not None and perturbed.crowd:
+        from disttest.extras.flaky.perturb import without_turns
+
+        pairs[:] = [(item, without_turns(test)) for item, test in pairs]
+    return ()
 
 
 @hookimpl

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from disttest.errors import UsageError
-from disttest.model import Frozen
+from disttest.model import Frozen, TestCase, WorldKind
 from disttest.options.values import COUNT, SECONDS, Type, parse_bytes
 
 _BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    pass\n"
@@ -28,6 +30,14 @@ class Perturbed(Frozen):
     """Busy processes on the one processor that all tests share; 0 leaves the tests all processors."""
     memory: int = 0
     """Limit of the private memory of each process, in bytes; 0 for none."""
+    crowd: bool = False
+    """Whether isolated tests run at the same time, one in each slot, instead of one after another."""
+
+
+def _no_strength(text: str) -> bool:
+    if text:
+        raise UsageError(f"crowd has no strength, got {text!r}; give the number of slots in --slots")
+    return True
 
 
 _KINDS: dict[str, Callable[[str], float]] = {
@@ -35,6 +45,7 @@ _KINDS: dict[str, Callable[[str], float]] = {
     "threads": COUNT.parse,
     "cpu": COUNT.parse,
     "memory": parse_bytes,
+    "crowd": _no_strength,
 }
 
 
@@ -56,6 +67,12 @@ def parse_perturbed(text: str) -> Perturbed:
 
 
 PERTURBED = Type(form="NAME:STRENGTH[,…]", parse=parse_perturbed)
+
+
+def without_turns(test: TestCase) -> TestCase:
+    """Return an isolated test as one that other tests may run next to."""
+    is_isolated = test.kind is WorldKind.PROCESS
+    return msgspec.structs.replace(test, exclusive=False) if is_isolated else test
 
 
 @contextmanager

@@ -43,7 +43,9 @@ def perturbations(processors: int, size: int, *, on_cpu: bool) -> tuple[Perturba
                 name="crowd",
                 cause=Cause.MACHINE,
                 help="several times as many worlds at a time",
-                strengths=tuple((*PLAIN, "--slots", str(times * slots)) for times in (8, 4, 2)),
+                strengths=tuple(
+                    (*PLAIN, "--slots", str(times * slots), "--perturb", "crowd") for times in (8, 4, 2)
+                ),
             )
         )
     # Otherwise one world at a time is the usual case already, and nothing would change.

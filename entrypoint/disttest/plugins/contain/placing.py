@@ -61,7 +61,12 @@ def place_isolated(pairs: Pairs, config: pytest.Config, options: RunOptions) -> 
         is_fresh = closest_mark(item, "fresh_world") is not None
         isolation = Isolation.FRESH if is_fresh else options.isolation or Isolation.WARM
         return msgspec.structs.replace(
-            test, kind=WorldKind.PROCESS, isolation=isolation, shares_process=item.path in shared
+            test,
+            kind=WorldKind.PROCESS,
+            isolation=isolation,
+            shares_process=item.path in shared,
+            # An ordinary pytest run has nothing running in parallel: tests use fixed ports and files.
+            exclusive=True,
         )
 
     pairs[:] = [(item, placed(item, test)) for item, test in pairs]

@@ -147,7 +147,7 @@ class Retries:
             # The attempt starts from nothing that the failure has left, and waits for no other test.
             isolation=Isolation.FRESH,
             expected_s=result.duration_s,
-            exclusive=test.exclusive or test.kind is WorldKind.PROCESS,
+            exclusive=test.exclusive,
             shares=test.kind is not WorldKind.RANKS,
         )
 
