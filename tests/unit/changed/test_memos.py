@@ -71,6 +71,11 @@ def nonlocal_variable():
         kept = probe()
     inner()
 
+def wrapped(): probe()
+wrapped.cache = {}
+def documented(): probe()
+documented._cached_doc, documented.cache_name = None, "a text"
+
 def reads(): probe(), KEPT.get("x"), LIST
 def own_list():
     found = []
@@ -109,6 +114,8 @@ def called() -> dict[str, object]:
         ("enclosing()", True),
         ("nonlocal_variable()", True),
         ("alias()", True),
+        ("wrapped()", True),
+        ("documented()", False),
         ("box.own()", False),
         ("reads()", False),
         ("own_list()", False),
