@@ -5,9 +5,10 @@ of the record.
     python bench/changed.py --mutations 1000 --seed 7
     python bench/changed.py --project worlds --mutations 20      tests with 2 ranks
 
-Each mutation changes one expression of one function that a test calls. All tests run, and those that fail now are compared
-with the selection: a failure outside of it is an escape. The number that really ran is printed. The tests of networkx need no
-ranks: each mutation runs all of them in a fork of this process, which has imported pytest, but not networkx.
+Each mutation changes one expression of one function that a test calls. All tests that are not selected run, and a failure
+among them is an escape. Then the selected ones run until one fails. The tests of networkx need no ranks: for each mutation a
+fork of this process, which has collected them, gets the changed code. Functions that run at import are left out there, since
+their effect is older than the fork; their number is printed.
 
 The aim: 1,000 mutations with at most 5 escapes; a median of 25 % of the tests; the record costs at most 30 % (Python 3.11).
 CPU seconds of the run are compared: other processes of the machine do not change them much. The record costs more than that
@@ -18,10 +19,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import importlib.util
+import itertools
 import os
 import random
 import resource
+import select
 import shutil
 import signal
 import statistics
@@ -30,9 +34,10 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -44,7 +49,7 @@ from disttest.extras.changed.choice import choose
 from disttest.extras.changed.record import Record
 from disttest.extras.changed.sources import Sources
 
-LIMIT_S = 180.0
+LIMIT_S = 600.0
 TEST_S = 10
 NETWORKX_TESTS = (
     *(
@@ -345,36 +350,100 @@ def _too_long(_number: int, _frame: FrameType | None) -> None:
     pytest.fail(f"longer than {TEST_S} s")
 
 
-def run_in_fork(folder: Path, targets: list[str]) -> tuple[float, dict[str, bool]]:
-    """Run tests without ranks, as :func:`run` does: the imports of pytest and of disttest are paid once."""
-    answer, began_s = folder.parent / "outcomes.json", cpu_s()
-    answer.unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
+RunAll = Callable[["Change | None", set[str]], dict[str, bool]]
+
+
+class Forks:
+    """Plugin of pytest: collects the tests of a project once, and runs them in forks, each with one changed function."""
+
+    def __init__(self, folder: Path, then: Callable[[Forks], None]) -> None:
+        self.folder, self.then = folder, then
+        self.at_import: set[tuple[str, str]] = set()
+        """File and name of each function that runs while the tests are collected."""
+        self.items: list[pytest.Item] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        sys.setprofile(self._note)
         try:
-            answer.write_bytes(msgspec.json.encode(_outcomes(folder, targets)))
+            return (yield)
         finally:
-            os._exit(0)
-    ends_s = time.monotonic() + 3 * LIMIT_S
-    while not os.waitpid(child, os.WNOHANG)[0]:
-        if time.monotonic() > ends_s:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.02)
-    return cpu_s() - began_s, msgspec.json.decode(answer.read_bytes()) if answer.exists() else {}
+            sys.setprofile(None)
+
+    def _note(self, frame: FrameType, _event: str, _argument: object) -> None:
+        self.at_import.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.items = session.items
+        self.then(self)
+        return True
+
+    def run(self, change: Change | None, first: set[str]) -> dict[str, bool]:
+        """Run the tests of ``first``, then the others until one fails; all of them without a change."""
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.close(read)
+                with open(write, "wb") as answer:
+                    answer.write(msgspec.json.encode(self._outcomes(change, first)))
+            finally:
+                os._exit(0)
+        os.close(write)
+        with open(read, "rb") as answer:
+            ready, _, _ = select.select([answer], [], [], 3 * LIMIT_S)
+            if not ready:
+                os.kill(child, signal.SIGKILL)
+            data = answer.read()
+        os.waitpid(child, 0)
+        return msgspec.json.decode(data) if data else {}
+
+    def _outcomes(self, change: Change | None, first: set[str]) -> dict[str, bool]:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        if change:
+            apply(change)
+        outcomes = Outcomes()
+        config = self.items[0].config
+        config.pluginmanager.unregister(config.pluginmanager.getplugin("terminalreporter"))
+        config.pluginmanager.register(outcomes)
+        for chosen in (True, False):
+            items = [item for item in self.items if (item.nodeid in first) is chosen]
+            for item, after in itertools.zip_longest(items, items[1:]):
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=after)
+                if change and not chosen and not outcomes.passed[item.nodeid]:
+                    break
+        return outcomes.passed
 
 
-def _outcomes(folder: Path, targets: list[str]) -> dict[str, bool]:
-    if "networkx" in sys.modules:
-        raise RuntimeError("networkx is imported already, so the fork would run it without the mutation")
-    sys.dont_write_bytecode = True
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    os.chdir(folder)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
-    outcomes = Outcomes()
-    pytest.main([*targets, "-q", "-p", "no:cacheprovider", "--tb", "no"], plugins=[outcomes])
-    return outcomes.passed
+class Change(NamedTuple):
+    """The changed source of a file, and the one function that differs."""
+
+    file: Path
+    function: str
+    source: str
+
+
+def functions_of(file: Path, name: str) -> list[FunctionType]:
+    """Return the function objects of this process that have the code of a function."""
+    return [
+        each
+        for each in gc.get_objects()
+        if type(each) is FunctionType
+        and each.__code__.co_qualname == name
+        and each.__code__.co_filename == str(file)
+    ]
+
+
+def apply(change: Change) -> None:
+    """Give the functions of this process their changed code."""
+    codes: list[CodeType] = [compile(change.source, str(change.file), "exec")]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    (changed,) = (code for code in codes if code.co_qualname == change.function)
+    for function in functions_of(change.file, change.function):
+        function.__code__ = changed
 
 
 def cost_of_record(folder: Path, targets: list[str], rounds: int) -> None:
@@ -396,7 +465,9 @@ def main() -> None:
     parser.add_argument("--project", choices=["networkx", "worlds"], default="networkx")
     parser.add_argument("--mutations", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="runs that measure the record; 0 measures nothing"
+    )
     parser.add_argument(
         "--within", type=float, default=3600.0, help="seconds after which no further mutation starts"
     )
@@ -404,23 +475,45 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="disttest-bench-") as place:
         folder = Path(place).resolve() / "project"
         targets = make_project(given.project, folder)
-        cost_of_record(folder, targets, given.rounds)
-        if given.mutations:
-            measure(folder, targets, given)
+        if given.rounds:
+            cost_of_record(folder, targets, given.rounds)
+        else:
+            run(folder, targets, "--record-coverage")
+        if given.mutations and given.project == "networkx":
+            run_once(folder, targets, lambda forks: measure(folder, given, forks.run, forks.at_import))
+        elif given.mutations:
+            measure(folder, given, lambda _change, _first: run(folder, targets)[1], set())
 
 
-def measure(folder: Path, targets: list[str], given: argparse.Namespace) -> None:
-    """Mutate functions, and print the escapes."""
-    run_all = run_in_fork if given.project == "networkx" else run
-    _, outcomes = run_all(folder, targets)
+def run_once(folder: Path, targets: list[str], then: Callable[[Forks], None]) -> None:
+    """Collect the tests of a project in this process, and call ``then`` with them."""
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    sys.dont_write_bytecode = True
+    os.chdir(folder)
+    pytest.main([*targets, "-q", "-p", "no:cacheprovider", "--tb", "no"], plugins=[Forks(folder, then)])
+
+
+def measure(folder: Path, given: argparse.Namespace, run_all: RunAll, skipped: set[tuple[str, str]]) -> None:
+    """Mutate functions, and print the escapes.
+
+    Args:
+        folder: the project.
+        given: the arguments.
+        run_all: runs the tests, those in the set first; returns whether each one passed.
+        skipped: functions to leave out.
+    """
+    outcomes = run_all(None, set())
     chance, ends_s = random.Random(given.seed), time.monotonic() + given.within
     record = msgspec.json.decode((folder / "disttest-changed.json").read_bytes(), type=Record)
-    functions = [
-        unit[:2] for unit in record.units if unit[0].endswith(".py") and "test" not in unit[0].lower()
-    ]
-    functions = sorted({unit for unit in functions if unit[1] not in ("", "<module>")})
+    called = sorted(
+        {unit[:2] for unit in record.units if unit[0].endswith(".py") and "test" not in unit[0].lower()}
+    )
+    called = [unit for unit in called if unit[1] not in ("", "<module>")]
+    functions = [unit for unit in called if (str(folder / unit[0]), unit[1]) not in skipped]
     print(
-        f"{given.project}: {len(record.tests)} tests, {len(functions)} functions that they call", flush=True
+        f"{given.project}: {len(record.tests)} tests, {len(called)} functions that they call, "
+        f"{len(called) - len(functions)} of them left out, since they run at import",
+        flush=True,
     )
     if outcomes.keys() != record.tests.keys():
         raise RuntimeError(f"other tests ran than were recorded: {outcomes.keys() ^ record.tests.keys()}")
@@ -435,7 +528,7 @@ def measure(folder: Path, targets: list[str], given: argparse.Namespace) -> None
         (folder / file).write_text(changed)
         try:
             selected = selection(repository, record)
-            _, found = run_all(folder, targets)
+            found = run_all(Change(folder / file, function, changed), record.tests.keys() - selected)
         finally:
             (folder / file).write_text(source)
         if not found:  # it had no end
