@@ -64,6 +64,13 @@ def test_what_was_hidden_on_purpose_stays_hidden():
     assert ["KeyError: 1"] == told_of(error)
 
 
+def test_a_member_raised_while_its_group_was_handled_ends_the_chain():
+    member = ValueError("one")
+    group = ExceptionGroup("both", [member])
+    error = raised_while_handling(member, group)
+    assert ["ValueError: one", "ExceptionGroup: both (1 sub-exception)"] == told_of(error)
+
+
 def test_the_members_of_a_group_are_told():
     group = ExceptionGroup("both", [ValueError("one"), raised_while_handling(OSError("two"), KeyError(3))])
     assert [

@@ -158,14 +158,15 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _shown(error: BaseException | None) -> Iterator[BaseException]:
+def _shown(error: BaseException | None, known: set[int] | None = None) -> Iterator[BaseException]:
     """Yield the exceptions that a traceback of this one shows, the last first, and the members of exception groups."""
-    known = set()
+    # Shared with the members: one that was raised while its group was handled leads back to the group.
+    known = set() if known is None else known
     while error is not None and id(error) not in known:
         known.add(id(error))
         yield error
         for member in getattr(error, "exceptions", ()):
-            yield from _shown(member)
+            yield from _shown(member, known)
         # As Python's traceback does: `raise … from None` hides the context.
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 

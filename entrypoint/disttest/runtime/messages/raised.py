@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import traceback
 import unittest
+from collections.abc import Iterator
+from itertools import islice
 from types import TracebackType, WrapperDescriptorType
 
 import pytest
@@ -74,12 +76,9 @@ def describe_held_back(error: BaseException) -> Raised | None:
 
     ``finally: barrier()`` replaces the exception of the test by that of the barrier, which has lost a peer.
     """
-    if not is_consequence(_plain_headline(error)):
-        return None
-    earlier = _earlier(error)
-    while earlier is not None and is_consequence(_plain_headline(earlier)):
-        earlier = _earlier(earlier)
-    return None if earlier is None or is_harmless(earlier) else describe_raised(earlier)
+    # `error` itself if it is no consequence of a lost peer.
+    first = next((each for each in _chain(error) if not is_consequence(_plain_headline(each))), None)
+    return None if first is None or first is error or is_harmless(first) else describe_raised(first)
 
 
 def is_skip(error: BaseException | None) -> bool:
@@ -135,11 +134,17 @@ def _innermost_place(traceback_: TracebackType | None) -> str:
 
 def _plain_traceback(error: BaseException) -> str:
     """Format the chain of exceptions, oldest first, each with its frames and sources."""
-    chain = [error]
-    # Also ends on a cycle in `__context__`.
-    while (earlier := _earlier(chain[-1])) is not None and len(chain) < _LONGEST_CHAIN:
-        chain.append(earlier)
+    chain = [*islice(_chain(error), _LONGEST_CHAIN)]
     return "\n\nDuring handling of it:\n\n".join(_one_traceback(each) for each in reversed(chain))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that preceded it, each once, because Python allows cycles of causes."""
+    known: set[int] = set()
+    while error is not None and id(error) not in known:
+        known.add(id(error))
+        yield error
+        error = _earlier(error)
 
 
 def _earlier(error: BaseException) -> BaseException | None:

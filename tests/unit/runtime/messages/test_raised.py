@@ -115,3 +115,11 @@ def test_a_lost_peer_in_a_finally_block_holds_back_the_exception_of_the_test(err
     described = describe_held_back(error)
 
     assert (described.message if described else None) == held_back
+
+
+def test_causes_that_form_a_cycle_end():
+    first, second = RuntimeError("Connection reset by peer"), RuntimeError("Connection closed by peer")
+    first.__cause__, second.__cause__ = second, first
+
+    assert describe_held_back(first) is None
+    assert describe_raised(first).details.count("Connection") == 2
