@@ -68,7 +68,9 @@ def test_containers_of_others_are_never_touched(foreign: dict) -> None:
 
 
 def test_labels_that_make_no_sense_are_no_license_to_kill_before_time() -> None:
-    assert why({"io.disttest.launch": "1", "io.disttest.expires": "soon"}, now_s=0) == ""
+    unreadable = {"io.disttest.launch": "1", "io.disttest.expires": "soon"}
+    assert why(unreadable, now_s=1e9) == ""
+    assert why(labels() | {"io.disttest.pid": "ten"}) == ""
 
 
 def test_this_process_is_alive_and_not_another_of_its_pid() -> None:

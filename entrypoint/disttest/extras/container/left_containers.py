@@ -7,6 +7,7 @@ job, or its time limit has passed. Anything else could kill the tests of another
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from disttest.extras.container.limits import CONTAINER_LEFT_S
@@ -78,12 +79,13 @@ def why_leftover(
     # A pid has a meaning only within one boot and one PID namespace. Elsewhere the job or the time limit
     # decides.
     here = (theirs.get("boot"), theirs.get("namespace")) == (client.boot, client.namespace)
-    if here and "ticks" in theirs:  # missing in containers of older versions
-        pid, started = int(_number(theirs.get("pid"))), int(_number(theirs["ticks"]))
+    start = theirs.get("pid", ""), theirs.get("ticks", "")  # no ticks in containers of older versions
+    if here and all(map(str.isdecimal, start)):
+        pid, started = map(int, start)
         return "" if is_alive(pid, started) else f"its launcher, process {pid}, has ended"
     if job.runner and theirs.get("runner") == job.runner and _job(theirs) != job:
         return f"runner {job.runner} runs another job now"
-    if now_s > _number(theirs.get("expires")) + CONTAINER_LEFT_S:
+    if now_s > _seconds(theirs.get("expires", "")) + CONTAINER_LEFT_S:
         return "its time limit has passed"
     return ""
 
@@ -92,11 +94,11 @@ def _job(labels: Mapping[str, str]) -> RunnerJob:
     return RunnerJob(**{field: labels.get(field, "") for field in RunnerJob.__struct_fields__})
 
 
-def _number(text: str | None) -> float:
+def _seconds(text: str) -> float:
     try:
-        return float(text or 0)
+        return float(text)
     except ValueError:
-        return 0.0
+        return math.inf  # a label that cannot be read proves nothing
 
 
 def leftovers(
