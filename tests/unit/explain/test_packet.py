@@ -157,7 +157,7 @@ class TestPacket:
         assert not (tmp_path / "no").exists()
 
     def test_the_body_of_an_issue_fits_and_is_printed(self, tmp_path):
-        results = stored(tmp_path / "results", sample(details="x" * 500_000))
+        results = stored(tmp_path / "results", sample(details="x" * 100_000))
         text = explained(results, "--format", "github-issue", "test_bad")
 
         assert text.startswith("**rank 1 of 2 failed: AssertionError: boom**")
@@ -212,6 +212,7 @@ class TestSecrets:
             ("access_token=abcdef&x=1", "access_token=***&x=1"),
             ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nend", "***\nend"),
             ("-----BEGIN PRIVATE KEY-----\ncut off", "***"),
+            ("[cut]\n\nMIIEabc+/\nabc=\n-----END PRIVATE KEY-----\nend", "[cut]\n\n***\nend"),
         ],
     )
     def test_values_behind_names(self, text, hidden):
@@ -229,6 +230,25 @@ class TestSecrets:
     )
     def test_evidence_stays(self, text):
         assert scrub(text) == text
+
+    @pytest.mark.parametrize("line", ["a.b-", "secret ", "TOKEN.", "A", "abcd\n"])
+    def test_a_long_line_takes_linear_time(self, line):
+        assert scrub(line * 10_000) == line * 10_000
+
+    def test_a_secret_at_the_border_of_a_cut_is_hidden(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(limits, "LOG_HEAD", 4000)
+        monkeypatch.setattr(limits, "LOG_TAIL", 8000)
+        key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEabcd\n" * 100  # the test printed no end of it
+        results = stored(tmp_path / "results", sample(details="x\n" * 6000 + key + "y" * 13_000))
+        write_log(results, f"{LOGS}/rank0.log", "x\n" * 30_000 + key + "y" * 7500)
+        write_log(results, f"{LOGS}/rank1.log", "x" * 3990 + f" {SECRETS[0]} " + "y" * 60_000)
+        issue = explained(results, "--packet", "--output", "p", "--format", "github-issue")
+
+        assert "yyyy" in issue
+        assert "MIIE" not in issue
+        for path in (path for path in (tmp_path / "p").rglob("*") if path.is_file()):
+            assert "MIIE" not in path.read_text(), path
+            assert "ghp_" not in path.read_text(), path
 
     def test_known_values_are_hidden_in_every_file(self, tmp_path, monkeypatch):
         monkeypatch.setenv("DISTTEST_MASK", "hunter2\nhunter2-long")

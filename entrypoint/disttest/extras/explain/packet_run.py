@@ -31,7 +31,7 @@ from disttest.extras.explain.packet import (
 )
 from disttest.options.environment import environment
 from disttest.outgoing import outgoing
-from disttest.reports.log_excerpts import LogFolder
+from disttest.reports.log_excerpts import Excerpt, LogFolder
 from disttest.reports.text import clean, size
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.safe_open import Tree
@@ -133,9 +133,9 @@ def _copy(name: str, results_dir: Path, target: Path, logs: LogFolder, room: int
     with os.fdopen(fd, "rb") as source:
         length = os.fstat(fd).st_size
         if target.suffix in _TEXTS:
-            excerpt = logs.excerpt(name, head_bytes=limits.LOG_HEAD, tail_bytes=limits.LOG_TAIL)
+            excerpt = _scrubbed_excerpt(logs, name, scrub)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(scrub(str(excerpt or "")), "utf-8", errors="replace")
+            target.write_text(str(excerpt or ""), "utf-8", errors="replace")
             why = f"{size(excerpt.cut_bytes)} in the middle are cut" if excerpt and excerpt.cut_bytes else ""
             return LogFile(path=name, size=length, why=why)
         if length > min(limits.FILE, room):
@@ -144,6 +144,19 @@ def _copy(name: str, results_dir: Path, target: Path, logs: LogFolder, room: int
         with target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
         return LogFile(path=name, size=length)
+
+
+def _scrubbed_excerpt(logs: LogFolder, name: str, scrub: Scrub) -> Excerpt | None:
+    """Read the two ends of a log, and hide secrets in them before they are cut: half a secret has no pattern."""
+    more = limits.LONGEST_SECRET
+    excerpt = logs.excerpt(name, head_bytes=limits.LOG_HEAD + more, tail_bytes=limits.LOG_TAIL + more)
+    if excerpt is None:
+        return None
+    head, tail = scrub(excerpt.head), scrub(excerpt.tail)
+    if not excerpt.cut_bytes:
+        return Excerpt(head=head)
+    # Cut by the same number of characters after secrets were hidden, which makes a text shorter.
+    return Excerpt(head=head[:-more], tail=tail[more:], cut_bytes=excerpt.cut_bytes + 2 * more)
 
 
 HIDDEN = "***"
@@ -156,6 +169,8 @@ _KNOWN = (
     r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
     r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+",
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    # A key whose first lines the run has cut. The lookbehind keeps the search linear in many such lines.
+    r"(?<![A-Za-z0-9+/=]\n)(?m:^)(?:[A-Za-z0-9+/=]++\r?\n)++-----END [A-Z ]*PRIVATE KEY-----",
 )
 """Tokens of GitHub, GitLab, Hugging Face, OpenAI, Slack and AWS; JSON web tokens; private keys."""
 _TOKEN = re.compile("|".join(_KNOWN), re.DOTALL)
@@ -164,11 +179,11 @@ _BEARER = re.compile(r"(?i)(?<=\bauthorization: )(bearer|basic|token) \S+")
 # Tests of models are full of numbers of tokens: only the token of something, or a variable in capitals, is a secret.
 _NAMES = (
     r"(?i:passw(?:or)?d|secret|api[_-]?key|access[_-]?key|private[_-]?key|credential"
-    r"|(?:auth|access|api|refresh|session|bearer)[_-]?token)|[A-Z0-9_]*TOKEN(?![A-Z])"
+    r"|(?:auth|access|api|refresh|session|bearer)[_-]?token)|TOKEN(?![A-Z])"
 )
 # A node id (``test_secret.py::test_x``) and a line of a file (``test_secret.py:1234:``) are no values.
 _NAMED = re.compile(
-    rf"(\b[\w.-]*(?:{_NAMES})[\w.-]*[\"']?\s*[=:](?!:)\s*[\"']?)(?!\d+(?:\W|$))([^\s\"',;&]{{4,}})"
+    rf"((?:{_NAMES})[\w.-]{{0,100}}[\"']?\s*[=:](?!:)\s*[\"']?)(?!\d+(?:\W|$))([^\s\"',;&]{{4,}})"
 )
 """A value behind a name that says that it is secret: ``API_KEY=…``, ``"password": "…"``."""
 
@@ -200,9 +215,11 @@ def make_packet(words: Sequence[str], given: Mapping[str, Any]) -> str:
     results_dir, text = find_run(words)
     run = read_run(results_dir)
     outcome = one_test(run, text)
-    packet = packet_of(outcome, run, history_of(outcome.test.nodeid, run, given["history"]))
     # Logs of a run without --mask still contain them.
     outgoing.hide(environment().get("DISTTEST_MASK", "").splitlines())
+    packet = packet_of(outcome, run, history_of(outcome.test.nodeid, run, given["history"]))
+    # Before the page and the issue shorten any text.
+    packet = msgspec.convert(_scrubbed(msgspec.to_builtins(packet), scrub), Packet)
     printed = []
     if given["format"] == ISSUE:
         printed.append(scrub(clean(issue_body(packet, limits.ISSUE))).rstrip("\n"))
