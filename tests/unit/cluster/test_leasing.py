@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -13,7 +14,8 @@ from disttest.extras.cluster.client.conductor import ExpectedNode, JobLimits, Jo
 from disttest.extras.cluster.client.job_recorder import JobRecorder
 from disttest.extras.cluster.client.leasing import LeaseConductor
 from disttest.extras.cluster.limits import GOODBYE_S, SCHEDULERS_WORD_S
-from disttest.extras.cluster.node.work import timings_journal
+from disttest.extras.cluster.node.assignment import NodeAssignment
+from disttest.extras.cluster.node.work import LeaseWork, timings_journal
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.cluster.protocol.wire import (
@@ -28,7 +30,7 @@ from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestRe
 from disttest.options.run import RunOptions
 from disttest.results.directory import Home
 from disttest.results.durations import read_timings
-from disttest.results.events import Event, TestCollected, TestFinished, TestStarted
+from disttest.results.events import AnyEvent, Event, TestCollected, TestFinished, TestStarted
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.runtime.messages.protocol import Message
@@ -56,6 +58,9 @@ JOB = JobSpec(
 )
 
 
+HERE = NodeAssignment(scheduler="local", node=0, nodes=1, host="n1", gpus=(), address="", interface="")
+
+
 def started(name: str, attempt: int = 1) -> Event:
     return TestStarted(at_s=5.0, nodeid=name, attempt=attempt, world_id=f"w{attempt}")
 
@@ -81,7 +86,7 @@ def run_of(folder: Path, *events: Event, end: JobOutcome | None = None) -> RunRe
         if not isinstance(order, TakeJob):
             return []
         ready = NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d")
-        lines = [JournalLine(event=msgspec.Raw(msgspec.json.encode(event))) for event in events]
+        lines = [JournalLine(event=cast("AnyEvent", event)) for event in events]
         return [ready, *lines, *([] if end else [NodeDone()])]
 
     journal = Journal(folder / FILE_NAME)
@@ -115,6 +120,29 @@ def test_attempts_of_the_node_are_attempts_of_the_run(tmp_path: Path) -> None:
     assert ["j1.w1", "j1.w2"] == [each.world_id for each in run.flaky[0].attempts]
     kept = [e for e in read_events(tmp_path / FILE_NAME) if isinstance(e, TestFinished)]
     assert [True, False, False] == [event.again for event in kept]
+
+
+def test_an_unreadable_line_of_a_nodes_journal_is_noted(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("disttest.extras.cluster.node.work.spawn_child", lambda *_, **__: None)
+    work = LeaseWork(JOB, HERE, tmp_path)
+    assert [] == [*work.lines()]
+
+    one, two = (msgspec.json.encode(event) for event in (started("one"), finished("one")))
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / FILE_NAME).write_bytes(b"\n".join([one, two[:20], two, b""]))
+    sent = [msgspec.json.decode(line) for line in work.lines()]
+
+    events = [each["event"] for each in sent if each["kind"] == "JournalLine"]
+    assert ["test_started", "noted", "test_finished"] == [each["event"] for each in events]
+    assert events[1]["message"].startswith("events.jsonl:2: skipped, not an event: ")
+
+
+def test_a_journal_line_that_is_not_an_event_ends_the_job(tmp_path: Path) -> None:
+    run = run_of(tmp_path, cast("Event", {"event": "unknown"}), *TWO)
+
+    ((outcome, message),) = attempts(run, "one")
+    assert Outcome.ERROR is outcome
+    assert "node lost: node 0: not a message" in message
 
 
 def test_a_lease_that_is_lost_says_which_tests_were_running(tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ from disttest.results.fold import did_not_finish
 from disttest.results.verdict import spoiled
 from disttest.runtime.messages.protocol import Message
 
-_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
-
 
 class LeaseConductor(Conductor):
     """Conductor of one node that works on its own."""
@@ -47,7 +45,7 @@ class LeaseConductor(Conductor):
     def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
         """Take over an event of the node's journal."""
         if isinstance(message, JournalLine):
-            self._take_over(_decoder.decode(message.event), self._offsets_s.get(node, 0.0), self._name(node))
+            self._take_over(message.event, self._offsets_s.get(node, 0.0), self._name(node))
         return ()
 
     def _take_over(self, event: AnyEvent, offset_s: float, host: str) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -43,7 +43,7 @@ from disttest.results.events import (
     TestFinished,
     TestStarted,
 )
-from disttest.results.journal import FILE_NAME, run_clock
+from disttest.results.journal import FILE_NAME, JournalFollower, run_clock
 from disttest.runtime.controller.orders import PluginOrder, Shared, given_order
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.messages.protocol import Message
@@ -138,8 +138,6 @@ class PartitionWork:
 _HEAD = (RunStarted, TestCollected, CollectionFailed, Noted)
 """Events before the first test runs."""
 
-_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
-
 
 def timings_journal(job: JobSpec) -> bytes:
     """Encode the client's timings as the journal of an earlier run."""
@@ -166,8 +164,7 @@ class LeaseWork:
         self._results = folder / "results"
         self.output = folder / "run.log"
         self._clock = run_clock()
-        self._offset = 0
-        self._read = Lines()
+        self._journal: JournalFollower | None = None
         self._root = Path.cwd()
         self._assigned = {test.nodeid for test in job.tests}
         self._collected: dict[str, TestCase] = {}
@@ -221,13 +218,11 @@ class LeaseWork:
 
     def lines(self) -> Iterator[bytes]:
         """Yield new events of the journal, the logs of finished tests, and the output of running ranks."""
-        for text in self._new_lines():
-            event = _decoder.decode(text)
-            for message in self._messages(event, text):
-                yield msgspec.json.encode(message)
+        for event in self._new_events():
+            yield from map(msgspec.json.encode, self._messages(event))
         yield from map(msgspec.json.encode, self._live.poll())
 
-    def _messages(self, event: AnyEvent, text: bytes) -> Iterator[Message]:
+    def _messages(self, event: AnyEvent) -> Iterator[Message]:
         if isinstance(event, RunStarted):
             self._root = Path(event.root)
         if isinstance(event, TestCollected):
@@ -245,7 +240,7 @@ class LeaseWork:
             self._live.begin(test.nodeid, test.log_folder(event.attempt))
         if isinstance(event, TestFinished):
             yield from self._live.end(event.result.nodeid)
-        yield JournalLine(event=msgspec.Raw(text))
+        yield JournalLine(event=event)
         if isinstance(event, TestFinished):
             yield from log_texts(self._results, event.result.ranks)
 
@@ -258,16 +253,13 @@ class LeaseWork:
             gpus=self._assignment.gpus,
         )
 
-    def _new_lines(self) -> list[bytes]:
-        # By path, each time: the run makes its journal some time after its start.
+    def _new_events(self) -> Iterable[AnyEvent]:
         journal = self._results / FILE_NAME
-        if not journal.exists():
-            return []
-        with journal.open("rb") as file:
-            file.seek(self._offset)
-            chunk = file.read()
-        self._offset += len(chunk)
-        return list(filter(None, self._read.feed(chunk)))
+        # The run makes its journal some time after its start.
+        if self._journal is None and journal.exists():
+            self._journal = JournalFollower(journal)
+        # The follower notes an unreadable line, which a killed process may leave behind.
+        return self._journal.new_events() if self._journal else ()
 
     def handle_order(self, line: bytes) -> None:
         """Ignore orders: a lease knows only the end."""

@@ -17,6 +17,7 @@ import msgspec
 from disttest.errors import ProtocolError
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.model import UNREADABLE, Frozen, RankRecord
+from disttest.results.events import AnyEvent
 from disttest.runtime.messages.protocol import Message
 
 PREFIX = b"%disttest"
@@ -135,7 +136,7 @@ class RankOutput(Message):
 class JournalLine(Message):
     """An event of a lease's journal."""
 
-    event: msgspec.Raw
+    event: AnyEvent
 
 
 class NodeNote(Message):
