@@ -47,6 +47,23 @@ def test_a_failure_that_is_being_tried_again_counts(lab, stop, words):
     assert "was cut short" in result.message
 
 
+def test_an_ordinary_test_that_ends_the_run_after_a_subtest_has_failed(lab):
+    lab.write(
+        test_ends="""
+        import pytest
+
+        def test_ends(subtests):
+            with subtests.test("a"):
+                pass
+            pytest.exit("stop")
+        """
+    )
+
+    result = lab.run("test_ends.py").result("test_ends")
+
+    assert (Outcome.FAILED, "call") == (result.outcome, result.phase)
+
+
 STEPS = """
     import pytest
 

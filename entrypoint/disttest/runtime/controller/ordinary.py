@@ -148,7 +148,9 @@ class OrdinaryTests:
     def _stopped(self, nodeid: str, error: BaseException) -> TestResult:
         """Build the result of a test that ended the run."""
         raised = describe_raised(first_exit(error))
-        phase = {0: "setup", 1: "call"}.get(len(self._reports.pop(nodeid, [])), "teardown")
+        # Each phase but the last one has ended with a report. Subtests report within the call.
+        ended = sum(not _is_subtest(report) for report in self._reports.pop(nodeid, []))
+        phase = {0: "setup", 1: "call"}.get(ended, "teardown")
         return TestResult(
             nodeid=nodeid,
             outcome=failed_outcome(phase, xfail=False),
@@ -202,9 +204,12 @@ def _counted_outcome(report: pytest.TestReport) -> Outcome | None:
     # A strict xfail that passed.
     if outcome is Outcome.XPASSED and report.failed:
         return Outcome.FAILED
-    is_subtest = hasattr(report, "context")
     too_late = report.when == "teardown" and outcome is Outcome.SKIPPED
-    return None if (is_subtest and not outcome.is_bad) or too_late else outcome
+    return None if (_is_subtest(report) and not outcome.is_bad) or too_late else outcome
+
+
+def _is_subtest(report: pytest.TestReport) -> bool:
+    return hasattr(report, "context")
 
 
 def be_an_ordinary_process() -> None:
