@@ -25,8 +25,9 @@ class BrokenGroups(Tool):
 
     def begin(self) -> None:
         """Forget the waits of the previous test."""
-        # Number of the call or the wait -> name of the group (empty if unknown), and the text of the note.
-        self._failed: dict[int, tuple[str, str]] = {}
+        # Number of the call or the wait, or name of the aborted group -> name of the group (empty if unknown),
+        # and the text of the note.
+        self._failed: dict[int | str, tuple[str, str]] = {}
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Record a failed wait; a later wait for the same call may succeed."""
@@ -42,8 +43,7 @@ class BrokenGroups(Tool):
                 f"{call.op} at {call.site}, which failed in {_name(call.group)}",
             )
         elif wait.kind is WaitKind.WORK:
-            # Calls and waits are numbered apart, both from 1. Negative keys keep them from replacing each
-            # other, and 0 is free for an abort.
+            # Calls and waits are numbered apart, both from 1. Negative keys keep them from replacing each other.
             self._failed[-wait.n] = "", f"the wait at {wait.site}, which failed"
         elif wait.kind is WaitKind.GROUP and wait.ranks:
             # torch numbers new groups; after this failure the ranks may have counted differently.
@@ -56,7 +56,7 @@ class BrokenGroups(Tool):
 
     def on_abort(self, group: Group) -> None:
         """Record a group that has lost its connections."""
-        self._failed[0] = group.name, f"{_name(group)}, which was aborted"
+        self._failed[group.name] = group.name, f"{_name(group)}, which was aborted"
 
     def living(self) -> tuple[str, ...]:
         """List the notes on groups that still exist after the test."""
