@@ -31,6 +31,7 @@ from disttest.outgoing import outgoing, shorten_all
 from disttest.results.directory import Home
 
 MAX_MESSAGE = 64 * 1024 * 1024
+_CHUNK = 1 << 16
 _HEADER = struct.Struct(">I")
 
 
@@ -425,8 +426,12 @@ class Channel:
             return False
         return True
 
-    def receive(self, *, wait: bool = True) -> Sequence[AnyMessage]:
+    def receive(self, *, wait: bool = True, ahead: bool = True) -> Sequence[AnyMessage]:
         """Read what is available (or wait for something), and return the messages that it completes.
+
+        Args:
+            wait: whether to wait for something.
+            ahead: whether to read more than the next message; otherwise the rest stays in the socket.
 
         Raises:
             BlockingIOError: nothing is available, and ``wait`` is false.
@@ -435,7 +440,7 @@ class Channel:
         try:
             # MSG_DONTWAIT concerns this call only. O_NONBLOCK would make `sendall` fail as well as soon as
             # the buffer is full.
-            chunk = self._sock.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
+            chunk = self._sock.recv(_CHUNK if ahead else self._missing(), 0 if wait else socket.MSG_DONTWAIT)
         # The other end closed its socket with unread messages in it.
         except ConnectionResetError:
             chunk = b""
@@ -446,6 +451,13 @@ class Channel:
             return ()
         self._buffer += chunk
         return self._complete_messages()
+
+    def _missing(self) -> int:
+        """Return the number of bytes up to the end of the next header, or of its message."""
+        if len(self._buffer) < _HEADER.size:
+            return _HEADER.size - len(self._buffer)
+        length: int = _HEADER.unpack_from(self._buffer)[0]
+        return min(_CHUNK, _HEADER.size + length - len(self._buffer))
 
     def _complete_messages(self) -> list[AnyMessage]:
         messages = []

@@ -307,8 +307,9 @@ def set_up_child(spec: RankSpec, channel: Channel, config: pytest.Config) -> Cha
 def next_order(channel: Channel) -> RunTest | None:
     """Wait for the next test; return None when the rank must leave."""
     while not channel.closed_by_peer:
-        for message in channel.receive():
-            # The world sends the next order only after `TestDone`, so no order behind this one is lost.
+        # A message behind the order stays in the socket: it may be the cancellation of the test, which the main
+        # process of a class awaits there.
+        for message in channel.receive(ahead=False):
             if isinstance(message, RunTest):
                 return message
             if isinstance(message, Leave):
