@@ -82,3 +82,13 @@ def test_nothing_is_sent_into_a_folder_that_others_can_write(
         assert (line is not None) == (mode == 0o700)
         if line is not None:
             line.close()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "1", '{"pid": 0}', '{"boot": "\udcff"}'])
+def test_a_damaged_lock_file_is_no_parent(tmp_path: Path, content: str):
+    endpoint = endpoint_of(tmp_path, {"XDG_RUNTIME_DIR": str(tmp_path)})
+    with endpoint.locked():
+        endpoint.lock.write_bytes(os.fsencode(content))
+
+    assert handover._connect(str(endpoint.folder), endpoint.name) is None
+    assert endpoint.parent() is None

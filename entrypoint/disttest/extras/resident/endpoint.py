@@ -13,7 +13,7 @@ import msgspec
 from disttest.errors import UsageError
 from disttest.extras.resident.place import folder_for, is_private, name_for
 from disttest.host.proc import ProcessIdentity, is_running
-from disttest.model import Frozen
+from disttest.model import UNREADABLE, Frozen
 
 _PRIVATE = 0o700
 
@@ -71,7 +71,7 @@ class ParentEndpoint(Frozen):
         """Return the running parent, if any."""
         try:
             process = msgspec.json.decode(self.lock.read_bytes(), type=ProcessIdentity)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             return None
         return process if is_running(process.pid, process.started) else None
 

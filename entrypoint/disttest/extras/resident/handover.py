@@ -88,8 +88,8 @@ def _connect(folder: str, name: str) -> socket.socket | None:
             with short(os.path.join(folder, f"{name}.socket")) as address:
                 line.connect(address)
             return line
-    except (OSError, ValueError):
-        # ValueError: the lock file is empty until its parent is entered.
+    except (OSError, ValueError, LookupError, TypeError):
+        # The lock file is empty until its parent is entered, and may be damaged.
         pass
     line.close()
     return None
