@@ -97,23 +97,29 @@ class MultiProcContinuousTest(TestCase):
             assert cls.rdvz_file is not None
             cls._init_pg(rank, size, cls.rdvz_file)
 
-        cls._new_rendezvous()
+        if not current_host().keeps(cls):
+            cls._new_rendezvous()
         current_host().keep(cls, size, prepare, cls._run_test_given_id)
 
     @classmethod
     def tearDownClass(cls) -> None:
         """Let the ranks exit; kill those that do not."""
         current_host().release(cls)
-        if cls.rdvz_file is not None:
-            Path(cls.rdvz_file).unlink(missing_ok=True)
-            cls.rdvz_file = None
+        cls._remove_rendezvous()
         super().tearDownClass()
 
     @classmethod
     def _new_rendezvous(cls) -> None:
         """Create a new rendezvous file for each set of ranks: keys of dead ranks would mislead the next ones."""
+        cls._remove_rendezvous()
         with tempfile.NamedTemporaryFile(delete=False) as file:
             cls.rdvz_file = file.name
+
+    @classmethod
+    def _remove_rendezvous(cls) -> None:
+        if cls.rdvz_file is not None:
+            Path(cls.rdvz_file).unlink(missing_ok=True)
+            cls.rdvz_file = None
 
     @classmethod
     def _size(cls) -> int:

@@ -67,6 +67,9 @@ class RankHost(Protocol):
     def run_kept(self, owner: object, name: str) -> None:
         """Have each of the kept ranks call ``run(name)``, and wait. It raises as :meth:`join` does."""
 
+    def keeps(self, owner: object) -> bool:
+        """Return whether healthy ranks of ``owner`` stay for its next test."""
+
     def release(self, owner: object) -> None:
         """Let the kept ranks of ``owner`` exit."""
 

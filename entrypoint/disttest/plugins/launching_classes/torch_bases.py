@@ -11,6 +11,7 @@ import sys
 import types
 import unittest
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from disttest.errors import UsageError
@@ -260,6 +261,9 @@ def _host_continuous(base: Any, host: ForkHost) -> None:
             finally:
                 # After a failure, the next test gets new ranks instead of torch's poison pill.
                 cls._processes_spawned = host.keeps(cls)
+                # torch removes only the file of ranks that are left at the end of the class.
+                if not cls._processes_spawned:
+                    Path(cls.rdvz_file).unlink(missing_ok=True)
 
         return types.MethodType(wrapper, self)
 
