@@ -214,5 +214,6 @@ def _to_host(original: Original, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     values = (*args, *kwargs.values())
     target = next((each for each in values if isinstance(each, (str, torch.device, torch.Tensor))), None)
     device = getattr(target, "device", target)
-    # `to(device, dtype, non_blocking)` takes it as a positional argument, too.
-    return str(device).startswith("cpu") and not (kwargs.get("non_blocking") or True in args)
+    # `to(device, dtype, non_blocking, copy)` takes both as positional arguments, too.
+    unawaited = next((each for each in args if isinstance(each, bool)), kwargs.get("non_blocking"))
+    return str(device).startswith("cpu") and not unawaited

@@ -165,7 +165,14 @@ def test_calls_of_cpp_are_in_the_stream_when_the_backward_pass_is_over(gpu, wait
 
 @pytest.mark.parametrize(
     ("target", "is_seen"),
-    [(("cpu",), True), ((torch.device("cpu"), torch.float32, True), False), ((torch.float64,), False)],
+    [
+        (("cpu",), True),
+        ((torch.zeros(2),), True),
+        ((torch.zeros(2), True), False),
+        ((torch.device("cpu"), torch.float32, True), False),
+        (("cpu", torch.float32, False, True), True),  # a copy, which its caller waits for
+        ((torch.float64,), False),
+    ],
 )
 def test_copies_to_the_host_are_waits_unless_nobody_waits(gpu, waits, target, is_seen):
     gpu.issue(1, is_async=False)
