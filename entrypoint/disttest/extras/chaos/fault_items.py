@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -77,11 +78,16 @@ def _of(item: pytest.Item, plan: ChaosPlan) -> Iterator[pytest.Item]:
 def _with_case(item: pytest.Item, case: ChaosCase) -> pytest.Item:
     """Attach the chaos data: the item gets a fresh world and the time limit of its fault."""
     item.stash[_CASE] = case
-    # In front of the test's own marks, since the first mark of a name counts. Only marks of a parameter
-    # precede it (closest_mark). A world with an injured rank cannot be used again.
+    # In front of the test's own marks, since the first mark of a name counts. A world with an injured rank cannot be
+    # used again.
     item.add_marker(pytest.mark.fresh_world, append=False)
     if case.fault is not None:
-        item.add_marker(pytest.mark.timeout(case.timeout_s), append=False)
+        limit = pytest.mark.timeout(case.timeout_s)
+        item.add_marker(limit, append=False)
+        # Marks of a parameter precede those of the item (closest_mark). Twins share the object.
+        if (callspec := getattr(item, "callspec", None)) is not None:
+            marks = [limit.mark, *callspec.marks]
+            item.callspec = dataclasses.replace(callspec, marks=marks)  # type: ignore[attr-defined]
     return item
 
 
