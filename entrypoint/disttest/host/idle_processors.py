@@ -7,11 +7,12 @@ import os
 import re
 from pathlib import Path
 
-import psutil
-
 from disttest.clock import monotonic
 from disttest.model import Frozen
 
+_STAT = Path("/proc/stat")
+# cpu2 user nice system idle iowait …; psutil drops the number, and a processor that is offline has no line.
+_IDLE = re.compile(r"^cpu(\d+) \d+ \d+ \d+ (\d+) (\d+)", re.MULTILINE)
 _PRESSURE = Path("/proc/pressure/cpu")
 """See the kernel's documentation "PSI - Pressure Stall Information": microseconds in which a ready task had to wait."""
 _STALLED = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)
@@ -49,10 +50,13 @@ class IdleProcessors:
     def _counters() -> tuple[float, float, float]:
         """Return seconds of the clock, of idle processors, and of stalled tasks."""
         ours = os.sched_getaffinity(0)
-        times = psutil.cpu_times(percpu=True)
         # While a task waits for a disk, its processor is free for others.
-        idle_s = sum(each.idle + each.iowait for index, each in enumerate(times) if index in ours)
-        return monotonic(), idle_s, _stalled_s()
+        idle = sum(
+            int(idle) + int(iowait)
+            for number, idle, iowait in _IDLE.findall(_STAT.read_text())
+            if int(number) in ours
+        )
+        return monotonic(), idle / os.sysconf("SC_CLK_TCK"), _stalled_s()
 
 
 def _stalled_s() -> float:
