@@ -31,6 +31,11 @@ def environment() -> Mapping[str, str]:
     return dict(os.environ)  # noqa: TID251
 
 
+def torch_switch(*names: str) -> bool:
+    """Return whether one of torch's switches is on, as its ``getCvarBool`` reads them; it refuses other values."""
+    return any(os.environ.get(name, "").lower() in ("1", "y", "yes", "t", "true") for name in names)  # noqa: TID251
+
+
 def ci_job(environ: Mapping[str, str] | None = None) -> CiJob | None:
     """Return the job of a CI service that this process runs in; None if there is none.
 

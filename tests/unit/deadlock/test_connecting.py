@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from board_actors import Stage, group_of
 
-from disttest.plugins.deadlock.in_rank import Connecting
+from disttest.plugins.deadlock import in_rank
+from disttest.plugins.deadlock.in_rank import Connecting, WaitingRank
 
 PAIR = group_of(0, 1)
 
@@ -49,3 +52,21 @@ def test_an_unanswered_message_is_a_deadlock_before_it_is_accepted(stage: Stage)
 
     assert deadlock is not None
     assert [(0, (1,))] == [(edge.rank, edge.ranks) for edge in deadlock.edges]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lazy"),
+    [("1", True), ("True", True), ("0", False), ("f", False), ("False", False), ("No", False)],
+)
+def test_torchs_switch_decides_whether_connections_are_awaited(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, text: str, is_lazy: bool
+) -> None:
+    installed: list[object] = []
+    monkeypatch.setattr(in_rank.observe, "install", lambda *tools: installed.extend(tools))
+    monkeypatch.setattr(in_rank, "BoardTool", lambda *_: stage.ranks[0].tool)
+    monkeypatch.setattr(in_rank, "provide_board", lambda _: None)
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", text)
+
+    WaitingRank(Path(), 0)
+
+    assert is_lazy == any(isinstance(tool, Connecting) for tool in installed)

@@ -135,12 +135,13 @@ def test_a_wait_with_a_limit_is_of_the_thread(rank):
     assert [] == rank.races()
 
 
-def test_where_all_waits_block_they_are_of_the_thread(rank, monkeypatch):
-    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+@pytest.mark.parametrize(("text", "blocks"), [("1", True), ("y", True), ("False", False)])
+def test_where_all_waits_block_they_are_of_the_thread(rank, monkeypatch, text, blocks):
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", text)
     rank.wait(rank.issue(), DEFAULT)
     rank.read(SIDE)
 
-    assert [] == rank.races()
+    assert blocks == (not rank.races())
 
 
 def test_when_a_thread_has_waited_for_the_stream_it_is_over_for_all(rank):

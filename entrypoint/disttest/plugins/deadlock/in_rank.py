@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from disttest import observe
 from disttest.clock import monotonic, sleep
 from disttest.observe import ANY_SOURCE, Call, Group, Tool, Wait, WaitKind
+from disttest.options.environment import torch_switch
 from disttest.plugins.deadlock.board_tool import BoardTool
 from disttest.plugins.deadlock.expect import provide_board
 from disttest.plugins.deadlock.layout import Direction, write_ranks
@@ -23,9 +23,6 @@ from disttest.plugins.deadlock.snapshot import (
     read_slot,
 )
 from disttest.runtime.rank.waits import WatchedRank
-
-_NOT_SET = ("", "0", "N", "n", "NO", "no", "FALSE", "false")
-"""Values of a switch that torch reads as off."""
 
 
 class LatePeers(Tool):
@@ -91,7 +88,7 @@ class WaitingRank(WatchedRank):
         observe.install(self._tool, self._late, self._failed)
         # Without it all ranks are connected when the group is made, and such a call returns when it is
         # queued.
-        if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in _NOT_SET:  # noqa: TID251  # as torch reads it
+        if torch_switch("TORCH_GLOO_LAZY_INIT"):
             observe.install(Connecting(self._tool))
         provide_board(self._tool.expect)
 

@@ -11,7 +11,6 @@ work.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Container
@@ -20,6 +19,7 @@ import torch
 from torch.cuda import _gpu_trace
 
 from disttest.observe import Wait
+from disttest.options.environment import torch_switch
 
 
 class _Issuing:
@@ -116,9 +116,6 @@ class StreamOrder:
             behind &= self._calls
 
 
-_BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
-
-
 class CudaStreams:
     """Order of CUDA streams and calls.
 
@@ -155,7 +152,7 @@ class CudaStreams:
     def blocks(wait: Wait) -> bool:
         """Whether a wait blocks the thread, as ``wait()`` with a time limit does, and not only a stream."""
         # By default wait() of NCCL blocks only the current stream: https://github.com/pytorch/pytorch/issues/147309
-        if any(os.environ.get(name, "0") != "0" for name in _BLOCKING):  # noqa: TID251  # torch reads it, too
+        if torch_switch("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"):
             return True
         return wait.call is not None and wait.timeout_s != wait.call.timeout_s
 
