@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,7 @@ from disttest.extras.bisect.search import (
     measure_rate,
     search,
 )
+from disttest.extras.bisect.work_tree import git
 
 CONFIDENCE = 0.97
 
@@ -145,3 +148,11 @@ def test_the_answer_in_words():
         "  b",
         "  … and 1 more",
     ]
+
+
+def test_the_reason_of_git_is_its_first_line(tmp_path, monkeypatch):
+    text = "fatal: ambiguous argument 'none': unknown revision\nUse '--' to separate paths from revisions\n"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=128, stderr=text))
+
+    with pytest.raises(UsageError, match="git rev-list failed: fatal: ambiguous argument 'none'"):
+        git(tmp_path, "rev-list", "none")

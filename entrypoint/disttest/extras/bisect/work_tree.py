@@ -33,8 +33,9 @@ def git(folder: Path, *words: str) -> str:
     except OSError as error:
         raise UsageError(f"git cannot be started: {error.strerror}; install git") from error
     if ended.returncode:
-        reason = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-        raise UsageError(f"git {words[0]} failed: {reason[-1]}")
+        # git's first line has the reason. Hints follow it.
+        reason = ended.stderr.strip().partition("\n")[0] or f"exit code {ended.returncode}"
+        raise UsageError(f"git {words[0]} failed: {reason}")
     return ended.stdout.strip()
 
 
