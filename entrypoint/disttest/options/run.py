@@ -64,8 +64,6 @@ class RunOptions(WorldSettings):
     gpus: GpuShare = default_of("gpus")
     ranks_per_gpu: int = default_of("ranks-per-gpu")
     """Number of ranks of a world that may share a GPU. Only worlds with more ranks than GPUs share any."""
-    """Whether to take GPUs that foreign processes use."""
-    """None: the usual one."""
     timeout: float = default_of("timeout")
     """Time limit of a test in seconds."""
     deadline: float = default_of("deadline")

@@ -26,9 +26,6 @@ from disttest.observe import Site, as_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 """Subclasses (DTensor, FakeTensor, FSDP's flat parameter) are more than their numbers."""
