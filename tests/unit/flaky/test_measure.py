@@ -206,6 +206,15 @@ def test_two_tests_that_break_a_test_together_are_kept():
     assert found.smallest.before == ("a", "b", "c", "d")
 
 
+@pytest.mark.parametrize(
+    ("processors", "size", "on_cpu", "has"),
+    [(2, 2, True, True), (2, 4, True, True), (2, 2, False, False), (4, 2, False, True)],
+)
+def test_one_world_at_a_time_differs_wherever_a_run_may_have_several(processors, size, on_cpu, has):
+    """A run on the CPU borrows slots while worlds sleep, whatever the number of processors."""
+    assert has is ("alone" in {row.name for row in perturbations(processors, size, on_cpu=on_cpu)})
+
+
 @pytest.mark.parametrize(("needed", "smallest"), [(8, "cpu:8"), (3, "cpu:4"), (1, "cpu:1")])
 def test_the_weakest_strength_that_reproduces_the_failure_is_found(needed, smallest):
     found = Simulated(lambda trial, _number: perturbed_by(trial).cpu >= needed).measure()

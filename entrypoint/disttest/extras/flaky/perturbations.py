@@ -48,8 +48,9 @@ def perturbations(processors: int, size: int, *, on_cpu: bool) -> tuple[Perturba
                 ),
             )
         )
-    # Otherwise one world at a time is the usual case already, and nothing would change.
-    if processors >= 2 * size:
+    # On GPUs without room for two worlds, one at a time is the usual case already. A plain run on the CPU borrows
+    # processors that worlds leave idle, so it may have several worlds at a time on any number. --slots ends that.
+    if on_cpu or processors >= 2 * size:
         alone = (*PLAIN, "--slots", str(size))
         rows.append(
             Perturbation(
