@@ -52,12 +52,6 @@ def report_of(collector: pytest.Collector, leaving: SystemExit) -> pytest.Collec
     return pytest.CollectReport(collector.nodeid, "failed", f"{message}\n{said}".rstrip(), [])
 
 
-def skipped_as_it_left(report: Any) -> str:
-    """Return the reason of a file that exited with code 0; empty for any other."""
-    reason = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else ""
-    return reason if reason.startswith("exited with code 0 while it was imported") else ""
-
-
 def _said(collector: pytest.Collector) -> str:
     """Return the output of the import, as far as pytest has captured it."""
     capture: Any = collector.config.pluginmanager.getplugin("capturemanager")

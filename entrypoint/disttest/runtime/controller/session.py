@@ -41,7 +41,6 @@ from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import ExitBlockers, end_run, leave_session
 from disttest.runtime.controller.expand import WantedWorld, shape_of
 from disttest.runtime.controller.hazards import Hazards, HazardWatch
-from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
 from disttest.runtime.controller.ordinary import OrdinaryTests
 from disttest.runtime.controller.run_recorder import RunRecorder
@@ -176,9 +175,7 @@ class RunSession:
         self.leave_if_copy()
         if report.failed:
             self.errors.append((report.nodeid, shorten(clean_text(report.longreprtext))))
-        elif reason := skipped_as_it_left(report):
-            self.said.append(f"{report.nodeid} is skipped: it {clean_text(reason)}")
-        if report.skipped:
+        elif report.skipped:
             self._skipped[report.nodeid] = describe_skipped(report, self.config.rootpath)
 
     @pytest.hookimpl(tryfirst=True)
