@@ -15,6 +15,10 @@ Each message has an id, which never changes. `disttest explain ID` prints its se
 The quotes have `…` and capital letters for the parts that vary. Messages that name their own remedy are not listed. Failures in
 the terminal, errors of the command, `disttest launch` and `disttest doctor` name the id. `disttest explain RESULTS` shows the id
 of each failure.
+
+`The test failed` means that the run is red: it ends with exit code 1, unless a retry passes. `An infrastructure error` also makes
+it red, with exit code 7, or 1 if a test failed too. `A note` and `a warning` change no verdict. `TEST` in a path is the name of the
+test's folder, and `results` is the directory of `--results`.
 """
 PARTS = (
     *("results", "runtime/controller", "plugins/leftovers", "plugins/gpus", "extras/doctor"),
