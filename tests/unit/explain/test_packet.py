@@ -244,7 +244,6 @@ class TestSecrets:
         write_log(results, f"{LOGS}/rank1.log", "x" * 3990 + f" {SECRETS[0]} " + "y" * 60_000)
         issue = explained(results, "--packet", "--output", "p", "--format", "github-issue")
 
-        assert "yyyy" in issue
         assert "MIIE" not in issue
         for path in (path for path in (tmp_path / "p").rglob("*") if path.is_file()):
             assert "MIIE" not in path.read_text(), path
