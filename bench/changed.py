@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import gc
 import importlib.util
 import itertools
@@ -44,6 +45,7 @@ import pytest
 
 from disttest.cli.stored_run import read_run
 from disttest.errors import UsageError
+from disttest.extras.changed import sources
 from disttest.extras.changed.changes import Repository
 from disttest.extras.changed.choice import choose
 from disttest.extras.changed.record import Record
@@ -502,6 +504,8 @@ def measure(folder: Path, given: argparse.Namespace, run_all: RunAll, skipped: s
         run_all: runs the tests, those in the set first; returns whether each one passed.
         skipped: functions to leave out.
     """
+    # One file differs between two selections, and a command parses all files only once.
+    sources.parse = functools.cache(sources.parse)
     outcomes = run_all(None, set())
     chance, ends_s = random.Random(given.seed), time.monotonic() + given.within
     record = msgspec.json.decode((folder / "disttest-changed.json").read_bytes(), type=Record)
@@ -539,22 +543,28 @@ def measure(folder: Path, given: argparse.Namespace, run_all: RunAll, skipped: s
         if failed - selected:
             escapes.append(f"{file}::{function}: {', '.join(sorted(failed - selected)[:3])}")
             print(f"escape: {escapes[-1]}", flush=True)
+        if len(shares) % 50 == 0:
+            print(summary(given.seed, shares, caught, escapes), flush=True)
+    print(summary(given.seed, shares, caught, escapes))
+
+
+def summary(seed: int, shares: list[float], caught: int, escapes: list[str]) -> str:
+    """Describe the mutations so far."""
     if not shares:
-        print(f"no mutation ran within {given.within:g} s")
-        return
-    print(
-        f"{len(shares)} mutations ran (seed {given.seed}): {caught} found by selected tests, {len(escapes)} with an escape; "
+        return "no mutation ran in time"
+    return (
+        f"{len(shares)} mutations ran (seed {seed}): {caught} found by selected tests, {len(escapes)} with an escape; "
         f"selected tests: median {100 * statistics.median(shares):.1f} %, mean {100 * statistics.mean(shares):.1f} %"
     )
 
 
 def selection(repository: Repository, record: Record) -> set[str]:
     """Return the tests that would run, without canaries."""
-    sources = Sources(repository.root, repository.files())
+    files = Sources(repository.root, repository.files())
     environment = record.environments[0]
-    changes = repository.changes_since("HEAD", sources)
+    changes = repository.changes_since("HEAD", files)
     tests = list(record.tests)
-    return set(choose(tests, record, changes, sources, environment=environment, canaries=0.0).selected)
+    return set(choose(tests, record, changes, files, environment=environment, canaries=0.0).selected)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ the terminal, errors of the command, `disttest launch` and `disttest doctor` nam
 of each failure.
 
 `The test failed` means that the run is red: it ends with exit code 1, unless a retry passes. `An infrastructure error` also makes
-it red, with exit code 7, or 1 if a test failed too. `A note` and `a warning` change no verdict. `TEST` in a path is the name of the
-test's folder, and `results` is the directory of `--results`.
+it red, with exit code 7, or 1 if a test failed too. `A note` and `a warning` change no verdict. `TEST` in a path is the name of
+the test's folder, and `results` is the directory of `--results`.
 """
 PARTS = (
     *("results", "runtime/controller", "plugins/leftovers", "plugins/gpus", "extras/doctor"),

@@ -22,7 +22,7 @@ from disttest.options.run import RunOptions, by_command, given_options, parse_gi
 from disttest.options.values import check_provided
 from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import ResultsDirectory
-from disttest.results.floors import Floors, make_floors
+from disttest.results.floors import Floors
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME
 from disttest.safe_open import read_input
@@ -143,7 +143,7 @@ def take_selection(given: dict[str, Any]) -> RunSelection:
         UsageError: a file cannot be read, or a value is invalid.
     """
     expect = given.pop("expect")
-    floors = make_floors(
+    floors = Floors(
         min_tests=given.pop("min_tests"),
         min_worlds=given.pop("min_worlds"),
         max_skip_ratio=given.pop("max_skip_ratio"),

@@ -35,46 +35,24 @@ class Floors(Frozen):
     """Minimum number of tests that ran in a world."""
     max_skip_ratio: float = 1.0
     """Maximum share of skipped tests."""
-    expect: tuple[Expectation, ...] = ()
+    expect: str = ""
+    """Text of an ``--expect`` file: one node id or pattern per line; blank lines and ``#`` comments are ignored."""
     expect_file: str = ""
-    """Name of the file, for messages."""
+    """Name of the file, for messages. One that names no test is a :class:`UsageError`."""
     strict: bool = False
     """Whether every suite must have run a test: see :func:`idle_suites`."""
 
+    def __post_init__(self) -> None:
+        if self.expect_file and not self.expectations:
+            raise UsageError(
+                f"--expect {self.expect_file} names no test; leave the option out, or write one node id a line"
+            )
 
-def parse_expectations(text: str) -> tuple[Expectation, ...]:
-    """Parse an ``--expect`` file: one node id or pattern per line; blank lines and ``#`` comments are ignored."""
-    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
-    return tuple(Expectation(text=line, line=number) for number, line in lines if line and line[0] != "#")
-
-
-def make_floors(
-    *,
-    min_tests: int = 0,
-    min_worlds: int = 0,
-    max_skip_ratio: float = 1.0,
-    expect: str = "",
-    expect_file: str = "",
-    strict: bool = False,
-) -> Floors:
-    """Build the floors from options; ``expect`` is the content of ``expect_file``.
-
-    Raises:
-        UsageError: the file expects nothing.
-    """
-    expectations = parse_expectations(expect)
-    if expect_file and not expectations:
-        raise UsageError(
-            f"--expect {expect_file} names no test; leave the option out, or write one node id a line"
-        )
-    return Floors(
-        min_tests=min_tests,
-        min_worlds=min_worlds,
-        max_skip_ratio=max_skip_ratio,
-        expect=expectations,
-        expect_file=expect_file,
-        strict=strict,
-    )
+    @property
+    def expectations(self) -> tuple[Expectation, ...]:
+        """Lines of the ``--expect`` file."""
+        lines = ((number, line.strip()) for number, line in enumerate(self.expect.splitlines(), 1))
+        return tuple(Expectation(text=line, line=number) for number, line in lines if line and line[0] != "#")
 
 
 def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
@@ -116,7 +94,7 @@ def idle_suites(run: RunResult) -> tuple[str, ...]:
 
 def _missing(floors: Floors, ran: Iterable[str], collected: Iterable[str]) -> Iterable[str]:
     ran_ids, collected_ids = tuple(ran), tuple(collected)
-    for expectation in floors.expect:
+    for expectation in floors.expectations:
         if any(map(expectation.matches, ran_ids)):
             continue
         what = "was skipped or not run" if any(map(expectation.matches, collected_ids)) else "does not exist"

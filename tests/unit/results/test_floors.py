@@ -8,7 +8,7 @@ from sample_runs import SampleRun
 
 from disttest.errors import UsageError
 from disttest.model import Outcome
-from disttest.results.floors import Floors, check_floors, idle_suites, make_floors
+from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult, fold
 
 
@@ -41,39 +41,39 @@ def test_a_suite_of_which_nothing_ran_is_idle() -> None:
 def test_too_few_tests() -> None:
     run = run_of(2, 8)
 
-    assert () == check_floors(run, make_floors(min_tests=2))
+    assert () == check_floors(run, Floors(min_tests=2))
     assert (
         (
             "only 2 tests ran and --min-tests asks for 3 (8 of 10 were skipped): "
             "see the skip reasons, or lower the floor"
         ),
-    ) == check_floors(run, make_floors(min_tests=3))
+    ) == check_floors(run, Floors(min_tests=3))
 
 
 def test_too_few_tests_in_worlds() -> None:
     run = run_of(2, 8)
 
-    assert () == check_floors(run, make_floors(min_worlds=2))
-    (message,) = check_floors(run, make_floors(min_worlds=3))
+    assert () == check_floors(run, Floors(min_worlds=2))
+    (message,) = check_floors(run, Floors(min_worlds=3))
     assert message.startswith("only 2 tests ran in a world and --min-worlds asks for 3")
 
 
 def test_too_much_skipped() -> None:
     run = run_of(2, 8)
 
-    assert () == check_floors(run, make_floors(max_skip_ratio=0.8))
+    assert () == check_floors(run, Floors(max_skip_ratio=0.8))
     assert (
         (
             "8 of 10 tests were skipped (80%) and --max-skip-ratio allows 79%: "
             "most often (8 times) because needs 2 GPUs"
         ),
-    ) == check_floors(run, make_floors(max_skip_ratio=0.79))
+    ) == check_floors(run, Floors(max_skip_ratio=0.79))
 
 
 def test_expected_tests_must_run() -> None:
     run = run_of(1, 1)
     passed, skipped = ids(run)
-    floors = make_floors(expect=f"# the core\n\n{passed}\n{skipped}\ngone.py::x\n", expect_file="must.txt")
+    floors = Floors(expect=f"# the core\n\n{passed}\n{skipped}\ngone.py::x\n", expect_file="must.txt")
 
     assert (
         f"must.txt:4 expects {skipped} to run, and it was skipped or not run: run it, or take out the line",
@@ -88,7 +88,7 @@ def test_what_a_line_may_name(line: str) -> None:
     file = nodeid.split("::")[0]
     text = line.format(id=nodeid, file=file, base=nodeid.split("[")[0])
 
-    assert () == check_floors(run, make_floors(expect=text))
+    assert () == check_floors(run, Floors(expect=text))
 
 
 @pytest.mark.parametrize("line", ["test_p", "{file}::test_p", "x*", "{id}x"])
@@ -96,16 +96,16 @@ def test_what_names_no_test(line: str) -> None:
     run = run_of(1)
     nodeid = ids(run)[0]
 
-    assert check_floors(run, make_floors(expect=line.format(id=nodeid, file=nodeid.split("::")[0])))
+    assert check_floors(run, Floors(expect=line.format(id=nodeid, file=nodeid.split("::")[0])))
 
 
 def test_a_manifest_that_expects_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--expect must\.txt names no test"):
-        make_floors(expect="# nothing\n", expect_file="must.txt")
+        Floors(expect="# nothing\n", expect_file="must.txt")
 
 
 def test_patterns_take_brackets_literally() -> None:
-    floors = make_floors(expect="*::a[2xgloo]")
+    floors = Floors(expect="*::a[2xgloo]")
 
-    assert floors.expect[0].matches(case("a").nodeid)
-    assert not floors.expect[0].matches("tests/test_a.py::a2")
+    assert floors.expectations[0].matches(case("a").nodeid)
+    assert not floors.expectations[0].matches("tests/test_a.py::a2")

@@ -19,7 +19,7 @@ from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
 from disttest.results.conclusion import Demands
 from disttest.results.directory import claim
-from disttest.results.floors import check_floors, make_floors
+from disttest.results.floors import Floors, check_floors
 from disttest.results.fold import RunResult
 
 
@@ -36,7 +36,7 @@ def merge_command() -> click.Command:
         from disttest.extras.shards.merging import merge
 
         expect: Path | None = given["expect"]
-        floors = make_floors(
+        floors = Floors(
             min_tests=given["min_tests"],
             min_worlds=given["min_worlds"],
             max_skip_ratio=given["max_skip_ratio"],
