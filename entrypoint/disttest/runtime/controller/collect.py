@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import cast
 
 import msgspec
 import pytest
@@ -72,7 +71,9 @@ def describe_skipped(report: pytest.CollectReport, root: Path) -> tuple[TestCase
 
     Its tests are unknown. Without this entry, a suite that vanishes with an optional import would be in no report.
     """
-    where, line, message = cast("tuple[str, int, str]", report.longrepr)
+    # pytest makes such a tuple. A plugin that makes its report itself may give anything.
+    skip = report.longrepr if isinstance(report.longrepr, tuple) else ("", 1, str(report.longrepr or ""))
+    where, line, message = skip
     file, separator, name = report.nodeid.partition("::")
     module = ".".join(PurePosixPath(file).with_suffix("").parts)
     test = TestCase(
