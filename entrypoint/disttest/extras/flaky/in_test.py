@@ -15,7 +15,7 @@ from disttest.observe import Call, Tool, observing
 
 
 class Jitter(Tool):
-    """Delays each call by a random time.
+    """Delays the start and the return of each call by random times.
 
     Args:
         longest_s: the longest delay.
@@ -28,10 +28,14 @@ class Jitter(Tool):
         self._random = random.Random(key)  # noqa: S311
 
     def take(self, call: Call, run: Callable[[], Any]) -> Any:
-        """Wait, then run the call."""
+        """Wait, run the call, and wait."""
         del call
         sleep(self._random.uniform(0, self._longest_s))
-        return run()
+        result = run()
+        # A rank may be late behind a call, too: its next step, such as a key in a store, then comes after that of a
+        # peer that assumes both to return together.
+        sleep(self._random.uniform(0, self._longest_s))
+        return result
 
 
 @contextmanager

@@ -32,7 +32,12 @@ def perturbations(processors: int, size: int, *, on_cpu: bool) -> tuple[Perturba
         Perturbation(
             name="after itself", cause=Cause.ORDER, help="again in the same process", strengths=(WARM,)
         ),
-        _row("delay", Cause.TIMING, "collectives up to so many seconds late", ("0.4", "0.2", "0.1", "0.05")),
+        _row(
+            "delay",
+            Cause.TIMING,
+            "collectives start and return up to so many seconds late",
+            ("0.4", "0.2", "0.1", "0.05"),
+        ),
         _row("threads", Cause.RESOURCES, "so many compute threads", ("1",)),
         _row("cpu", Cause.TIMING, "one processor, with so many busy processes", ("8", "4", "2", "1")),
     ]
