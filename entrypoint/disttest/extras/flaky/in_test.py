@@ -15,7 +15,7 @@ from disttest.observe import Call, Tool, observing
 
 
 class Jitter(Tool):
-    """Delays the start and the return of each call by random times.
+    """Delays the start or the return of each call by a random time.
 
     Args:
         longest_s: the longest delay.
@@ -28,13 +28,16 @@ class Jitter(Tool):
         self._random = random.Random(key)  # noqa: S311
 
     def take(self, call: Call, run: Callable[[], Any]) -> Any:
-        """Wait, run the call, and wait."""
+        """Wait, and run the call, or the other way around."""
         del call
-        sleep(self._random.uniform(0, self._longest_s))
+        delay_s, is_before = self._random.uniform(0, self._longest_s), self._random.random() < 0.5
+        if is_before:
+            sleep(delay_s)
         result = run()
         # A rank may be late behind a call, too: its next step, such as a key in a store, then comes after that of a
-        # peer that assumes both to return together.
-        sleep(self._random.uniform(0, self._longest_s))
+        # peer that assumes both to return together. Not both delays at once: the second would give a late peer time.
+        if not is_before:
+            sleep(delay_s)
         return result
 
 
