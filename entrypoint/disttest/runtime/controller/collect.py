@@ -67,27 +67,31 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
 
 
 def describe_skipped(report: pytest.CollectReport, root: Path) -> tuple[TestCase, TestResult]:
-    """Describe a file or class that skipped itself while it was collected, as one skipped test.
+    """Describe a file, class or folder that skipped itself while it was collected, as one skipped test.
 
     Its tests are unknown. Without this entry, a suite that vanishes with an optional import would be in no report.
     """
     # pytest makes such a tuple. A plugin that makes its report itself may give anything.
     skip = report.longrepr if isinstance(report.longrepr, tuple) else ("", 1, str(report.longrepr or ""))
     where, line, message = skip
-    file, separator, name = report.nodeid.partition("::")
-    module = ".".join(PurePosixPath(file).with_suffix("").parts)
+    # pytest's session, which collects what the command line names, has an empty id.
+    file, separator, name = (report.nodeid or ".").partition("::")
+    # A conftest or a hook may skip a whole folder, whose name has no suffix.
+    is_folder = (root / file).is_dir()
+    module = ".".join(PurePosixPath(file).with_suffix("").parts) if not is_folder else file.replace("/", ".")
     test = TestCase(
-        nodeid=report.nodeid,
+        nodeid=report.nodeid or ".",
         slug=slug_of(report.nodeid),
         # As in pytest's JUnit file: the name of a skipped file is its module.
         classname=module if separator else "",
         name=name.replace("::", ".") or module,
         file=file,
         line=line if Path(where) == root / file else 1,
-        suite=_suite(file),
+        # A suite is a folder. In that of the folder above, --strict would not notice that this one has no test.
+        suite=file if is_folder else _suite(file),
     )
     reason = re.sub(r"^(Skipped|unittest\.case\.SkipTest): ?", "", shorten(clean_text(message)))
-    return test, TestResult(nodeid=report.nodeid, outcome=Outcome.SKIPPED, phase="collect", message=reason)
+    return test, TestResult(nodeid=test.nodeid, outcome=Outcome.SKIPPED, phase="collect", message=reason)
 
 
 def _suite(module: str) -> str:

@@ -40,3 +40,28 @@ def test_names_are_those_of_pytest_in_junit(nodeid: str, classname: str, name: s
     test, _ = describe_skipped(pytest.CollectReport(nodeid, "skipped", None, []), ROOT)
 
     assert (test.classname, test.name) == (classname, name)
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "name", "suite"),
+    [
+        ("test_x.py", "test_x", "test_x"),
+        ("gone/test_x.py", "gone.test_x", "gone"),
+        ("gone/test_x.py::TestA", "TestA", "gone"),
+        ("gone/deep.2", "gone.deep.2", "gone/deep.2"),
+        (".", ".", "."),
+        ("", ".", "."),
+    ],
+)
+def test_each_is_in_the_suite_that_its_tests_would_be_in(
+    tmp_path: Path, nodeid: str, name: str, suite: str
+) -> None:
+    (tmp_path / "gone" / "deep.2").mkdir(parents=True)
+    (tmp_path / "gone" / "test_x.py").touch()
+    where = (str(tmp_path / "conftest.py"), 3, "Skipped: no engine")
+
+    test, result = describe_skipped(pytest.CollectReport(nodeid, "skipped", where, []), tmp_path)
+
+    assert (nodeid or ".", name, suite) == (test.nodeid, test.name, test.suite)
+    assert test.nodeid == result.nodeid
+    assert (Outcome.SKIPPED, "collect", "no engine") == (result.outcome, result.phase, result.message)
