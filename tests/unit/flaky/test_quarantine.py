@@ -210,6 +210,12 @@ class TestAudit:
 
         assert [each.test for each, _ in found] == ["t.py::test_gone"]
 
+    def test_tests_of_what_skipped_itself_are_not_unknown(self):
+        names = ("a.py::test_x[1]", "gone/b.py::TestB::test_y", "c.py::TestC::test_z", "a.pyx::test_gone")
+        found = find_unknown([*map(entry, names)], [], ["a.py", "gone", "c.py::TestC"])
+
+        assert [each.test for each, _ in found] == ["a.pyx::test_gone"]
+
     @pytest.mark.parametrize(
         ("outcomes", "is_stable"),
         [

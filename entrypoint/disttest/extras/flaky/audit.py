@@ -36,12 +36,22 @@ def find_expired(entries: Sequence[Entry], today: date) -> Iterator[tuple[Entry,
             yield entry, f"expired on {entry.expires}: repair the test, or set another date and say why"
 
 
-def find_unknown(entries: Sequence[Entry], nodeids: Iterable[str]) -> Iterator[tuple[Entry, str]]:
-    """Entries of tests that were not collected. A world that this machine has no GPUs for is not missed."""
+def find_unknown(
+    entries: Sequence[Entry], nodeids: Iterable[str], skipped: Iterable[str] = ()
+) -> Iterator[tuple[Entry, str]]:
+    """Entries of tests that were not collected. A world that this machine has no GPUs for is not missed.
+
+    Args:
+        entries: the quarantine.
+        nodeids: the collected tests.
+        skipped: files, classes and folders that skipped themselves; what they contain is unknown.
+    """
     # Without the part in brackets: worlds and parameters depend on the machine.
     known = {nodeid.partition("[")[0] for nodeid in nodeids}
+    # So does what is installed: `pytest.importorskip` at the top of a file is no reason to remove its entries.
+    hidden = tuple(f"{nodeid}{end}" for nodeid in skipped for end in ("::", "/"))
     for entry in entries:
-        if entry.test.partition("[")[0] not in known:
+        if entry.test.partition("[")[0] not in known and not entry.test.startswith(hidden):
             yield entry, "there is no such test: correct the name, or remove the entry"
 
 
@@ -99,7 +109,8 @@ def _found(
     entries: Sequence[Entry], collection: Collection, history: Path | None
 ) -> Iterator[tuple[Entry, str]]:
     yield from find_expired(entries, today())
-    yield from find_unknown(entries, (test.nodeid for test in collection.tests))
+    skipped = (test.nodeid for test, _ in collection.skipped)
+    yield from find_unknown(entries, (test.nodeid for test in collection.tests), skipped)
     if history is None or not history.exists():
         warn("not checked which tests are stable now: give --history FILE")
         return
