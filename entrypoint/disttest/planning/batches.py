@@ -66,12 +66,12 @@ def build_batches(
 def _isolated(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
     """Group isolated ordinary tests."""
     # Those of a file share a process, and some files share one; they run in sequence.
-    processes: dict[tuple[str, Isolation], list[TestCase]] = {}
+    processes: dict[tuple[str, Isolation, bool], list[TestCase]] = {}
     for test in tests:
         if test.kind is WorldKind.PROCESS:
             file = "" if test.shares_process else test.file
-            processes.setdefault((file, test.isolation), []).append(test)
-    for (_, isolation), together in processes.items():
+            processes.setdefault((file, test.isolation, test.exclusive), []).append(test)
+    for (_, isolation, _), together in processes.items():
         for some in [(test,) for test in together] if isolation is Isolation.FRESH else [together]:
             yield _Piece(tests=tuple(some), work_s=sum(map(timings.expect, some)))
 

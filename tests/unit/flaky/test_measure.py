@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_cases import case
 
 from disttest.errors import UsageError
 from disttest.extras.flaky.causes import (
@@ -20,9 +23,12 @@ from disttest.extras.flaky.causes import (
     chance_of_more,
     classify,
 )
+from disttest.extras.flaky.hooks import disttest_place_tests
 from disttest.extras.flaky.measure import Enough, Measurement, Outcomes, Trial, seed_of
 from disttest.extras.flaky.perturb import Perturbed, parse_perturbed
 from disttest.extras.flaky.perturbations import AFTER, perturbations
+from disttest.model import WorldKind
+from disttest.options.run import resolve_options
 
 TABLE = perturbations(4, 2, on_cpu=True)
 NAMES = [row.name for row in TABLE]
@@ -362,3 +368,24 @@ def test_perturbations_are_parsed(text, value):
 def test_a_perturbation_that_is_not_valid_is_refused(text):
     with pytest.raises(UsageError):
         parse_perturbed(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "debugged", "alone"),
+    [
+        (WorldKind.PROCESS, [], False, False),
+        (WorldKind.PROCESS, ["exclusive"], False, True),
+        (WorldKind.PROCESS, [], True, True),
+        (WorldKind.RANKS, ["exclusive"], False, True),
+    ],
+)
+def test_a_crowd_runs_isolated_tests_together_unless_the_user_wants_them_alone(kind, asked, debugged, alone):
+    marks = dict.fromkeys(asked, pytest.mark.exclusive.mark)
+    item: Any = SimpleNamespace(get_closest_marker=marks.get)
+    test = msgspec.structs.replace(case("a", None), kind=kind, exclusive=True)
+    options = msgspec.structs.replace(resolve_options({"perturb": "crowd"}, environ={}), is_debugged=debugged)
+    pairs = [(item, test)]
+
+    disttest_place_tests(pairs=pairs, options=options)
+
+    assert [alone] == [each.exclusive for _, each in pairs]

@@ -57,6 +57,20 @@ def test_contained_tests_of_a_file_share_a_process_and_nothing_runs_beside_them(
     assert all(batch.exclusive and batch.shape == ALONE for batch in batches)
 
 
+def test_in_a_crowd_an_exclusive_test_does_not_share_its_batch() -> None:
+    def contained(name: str, *, exclusive: bool) -> TestCase:
+        return msgspec.structs.replace(
+            case(name, None, warm=True, file="test_a.py"), kind=WorldKind.PROCESS, exclusive=exclusive
+        )
+
+    tests = [contained("a", exclusive=False), contained("b", exclusive=True), contained("c", exclusive=False)]
+
+    batches = build_batches(tests, timed(tests, 1, 1, 1), slots=4)
+
+    found = [(batch.nodeids, batch.exclusive) for batch in batches]
+    assert [(("test_a.py::a", "test_a.py::c"), False), (("test_a.py::b",), True)] == found
+
+
 def test_contained_files_that_share_fixtures_share_a_process_wherever_they_stand() -> None:
     def contained(file: str, *, shares: bool) -> TestCase:
         return msgspec.structs.replace(

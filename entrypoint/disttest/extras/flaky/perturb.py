@@ -69,10 +69,10 @@ def parse_perturbed(text: str) -> Perturbed:
 PERTURBED = Type(form="NAME:STRENGTH[,…]", parse=parse_perturbed)
 
 
-def without_turns(test: TestCase) -> TestCase:
-    """Return an isolated test as one that other tests may run next to."""
+def without_turns(test: TestCase, *, alone: bool) -> TestCase:
+    """Return an isolated test as one that other tests may run next to, unless the user wants it to run alone."""
     is_isolated = test.kind is WorldKind.PROCESS
-    return msgspec.structs.replace(test, exclusive=False) if is_isolated else test
+    return msgspec.structs.replace(test, exclusive=alone) if is_isolated else test
 
 
 @contextmanager
