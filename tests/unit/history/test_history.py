@@ -32,6 +32,7 @@ from disttest.model import Invocation, Outcome, WorldShape
 from disttest.planning.timings import Timings
 from disttest.reports.past_runs import words_of_streak
 from disttest.reports.write import write_reports
+from disttest.results.directory import claim
 from disttest.results.durations import read_timings as read_timing_files
 from disttest.results.fold import RunResult
 
@@ -80,6 +81,23 @@ class TestAdding:
 
         assert (first.runs, first.verdicts, first.known) == (1, 2, 0)
         assert (again.runs, again.verdicts, again.known) == (0, 0, 1)
+
+    def test_a_run_that_has_not_ended_is_added_when_it_has(self, tmp_path):
+        results = tmp_path / "results"
+        running = claim(results)
+        half = run_of(1, {"test_a": F})
+        write_reports(half, results, ("json",))
+        file = tmp_path / "h.sqlite"
+        early = add_results(file, [results], UNKNOWN, now_s=NOW_S)
+        write_reports(run_of(1, {"test_a": P}), results, ("json",))
+        running.release()
+        late = add_results(file, [results], UNKNOWN, now_s=NOW_S)
+
+        assert (early.runs, late.runs, late.known) == (0, 1, 0)
+        (warning,) = early.warnings
+        assert f"{results} is in use by another run" in warning
+        with reading(file) as connection:
+            assert [each.kind for each in read_test(connection, nodeid("test_a"))] == ["passed"]
 
     @pytest.mark.parametrize("merged_first", [True, False])
     def test_shards_and_their_merged_run_are_one_run(self, tmp_path, merged_first):

@@ -24,6 +24,7 @@ from disttest.extras.history.sources import find_sources, holds_history, load_ru
 from disttest.extras.history.store import reading, writing
 from disttest.model import UNREADABLE, Frozen, Hardware, Outcome, TestCase, TestResult, parts_of
 from disttest.planning.timings import is_usable
+from disttest.results.directory import DirectoryInUse, no_run_writes
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.junit_cases import JUnitCase, read_junit
 
@@ -236,7 +237,14 @@ def add_results(history: Path, paths: Sequence[Path], given: CommitFacts, *, now
 
 def _records(source: Path, given: CommitFacts, now_s: float, warnings: list[str]) -> Iterator[RunRecord]:
     if source.is_dir():
-        yield record_of(load_run(source), given, now_s=now_s)
+        try:
+            # A run counts once. Added in the middle, it would stay unfinished in the history forever.
+            with no_run_writes(source):
+                run = load_run(source)
+        except DirectoryInUse as error:
+            warnings.append(f"{source} is {error.by} and left out: add it when that run has ended")
+            return
+        yield record_of(run, given, now_s=now_s)
     elif holds_history(source):
         yield from read_records(source)
     else:
