@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from disttest.errors import UsageError
-from disttest.hookspecs import hookimpl
+from disttest.hookspecs import hookimpl, of_pytest
 from disttest.options.option import Option, of_every_run
 from disttest.options.values import PORT, WHOLE, Type
 
@@ -85,6 +85,24 @@ def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[
         place = f"rank {rank} of each world waits for a debugger at {LOOPBACK}:{port}"
         config.pluginmanager.register(_Announcement(place), "disttest-debugger-place")
     return {"is_debugged": True}
+
+
+@of_pytest
+def pytest_enter_pdb(config: pytest.Config) -> None:
+    """Suspend the time limit of an ordinary test, too."""
+    limits = config.pluginmanager.getplugin("disttest-time-limits")
+    if limits is not None:
+        from disttest.plugins.debuggers.paused_limit import pause
+
+        pause(limits)
+
+
+@of_pytest
+def pytest_leave_pdb() -> None:
+    """Go on with the time that was left."""
+    from disttest.plugins.debuggers.paused_limit import resume
+
+    resume()
 
 
 @hookimpl

@@ -24,12 +24,8 @@ from disttest.runtime.messages.raised import describe_raised
 from disttest.runtime.rank.bridge import expected_failure, raised_in
 
 # Bound at import: tests may monkeypatch them.
-_signal, _getsignal, _setitimer, _getitimer = (
-    signal.signal,
-    signal.getsignal,
-    signal.setitimer,
-    signal.getitimer,
-)
+_signal, _getsignal = signal.signal, signal.getsignal
+_setitimer, _getitimer = signal.setitimer, signal.getitimer
 
 
 class TimeLimits:
@@ -42,8 +38,7 @@ class TimeLimits:
             tests: tests by node id.
             asked: whether a limit was set for the whole run, which takes precedence over another plugin's.
         """
-        self._tests = tests
-        self._asked = asked
+        self._tests, self._asked = tests, asked
         self._began_s = 0.0
         # The reason why the last phase failed, whatever its outcome; empty if it ended before its limit.
         self._reached = ""
@@ -67,6 +62,10 @@ class TimeLimits:
         self._began_s = monotonic()
         with self._limited(item, "teardown"):
             return (yield)
+
+    def forgive(self, seconds: float) -> None:
+        """Do not count this time of the running test."""
+        self._began_s += seconds
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
