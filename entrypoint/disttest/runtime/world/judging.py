@@ -73,9 +73,13 @@ def judge_adapted(
             cause=cause,
         )
 
+    was_left = any(rank.not_awaited for rank in ranks)
+    # `setUp` of a class may skip after that of its base has started the ranks. They show nothing then.
+    if was_left and main.outcome is Outcome.SKIPPED:
+        ranks, torch_outcome = (), Outcome.SKIPPED
     # A test that fails before it joins its ranks explains why they were left running.
-    waited_for = not any(rank.not_awaited for rank in ranks)
-    by_ranks = ruled(ranks) if ranks and (waited_for or not _main_is_bad(main)) else None
+    explains = was_left and (_is_bad(main) or main.end is not RankEnd.REPORTED)
+    by_ranks = ruled(ranks) if ranks and not explains else None
     expected = main.outcome in (Outcome.XFAILED, Outcome.XPASSED) and _NEVER_EXPECTED.isdisjoint(
         map(state_of, ranks)
     )
@@ -102,10 +106,6 @@ def judge_adapted(
         # The main process failed for another reason than its ranks, and does so in torch's harness too.
         torch_outcome = Outcome.FAILED
     return _with_torch(decided, torch_outcome)
-
-
-def _main_is_bad(main: RankRecord) -> bool:
-    return main.outcome is None or main.outcome.is_bad or main.end is not RankEnd.REPORTED
 
 
 def _by_main(result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) -> TestResult:

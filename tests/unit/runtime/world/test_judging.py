@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule, WorldKind
+from disttest.model import MAIN_RANK, Outcome, RankEnd, RankRecord, TestCase, VerdictRule, WorldKind
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
 from disttest.runtime.world.attempt import MainAttempt, RankProgress
 from disttest.runtime.world.judging import LENIENT_NOTE, judge_attempt
@@ -96,6 +96,14 @@ def test_a_test_that_fails_before_it_waits_for_its_ranks_speaks_for_itself(not_a
 
     assert result.outcome.is_bad
     assert told in result.message
+
+
+def test_a_test_that_skips_before_it_waits_for_its_ranks_is_skipped():
+    """`setUp` of a class may skip after that of its base has started the ranks."""
+    result = judged(Outcome.SKIPPED, ranks("not awaited", not_awaited=True), kind=WorldKind.MAIN)
+
+    assert (Outcome.SKIPPED, Outcome.SKIPPED) == (result.outcome, result.torch_outcome)
+    assert [MAIN_RANK] == [record.rank for record in result.ranks]
 
 
 def alike(outcome, size, message=""):
