@@ -26,10 +26,10 @@ from disttest.extras.shards.shard_plan import (
     plan_equal_shards,
 )
 from disttest.extras.shards.shard_sources import find_plan, unfold
-from disttest.model import Cause, Invocation, Outcome, TestCase
+from disttest.model import Cause, Invocation, Outcome, TestCase, TestResult
 from disttest.planning.timings import Timings
 from disttest.reports.write import rebuild, write_reports
-from disttest.results.events import CollectionFailed
+from disttest.results.events import CollectionFailed, TestFinished
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
 
@@ -209,6 +209,32 @@ def test_a_test_that_has_vanished_is_owed_by_nobody(artifacts: Path, into: Path,
     again.mkdir()
 
     assert (0, (A.nodeid,)) == (run.exit_code, tuple(outcomes(run)))
+    assert outcomes(run) == outcomes(merge([into], again, plan=plan))
+
+
+@pytest.mark.parametrize("hidden_by", ["tests/test_a.py", "tests"])
+@pytest.mark.parametrize(("also_runs", "code"), [(True, 0), (False, 5)])
+def test_planned_tests_of_a_file_that_skips_itself_are_skipped(
+    artifacts: Path, into: Path, hidden_by: str, also_runs: bool, code: int
+) -> None:
+    other = case("e", file="others/test_b.py")
+    plan = plan_equal_shards([A, B, other] if also_runs else [A, B], Timings(), shards=1)
+    shard = ShardRun(artifacts / "r1", 1, plan_id=plan.plan_id, invocation=without(A, B))
+    entry = msgspec.structs.replace(A, nodeid=hidden_by)
+    shard.collect(entry)
+    skip = TestResult(nodeid=hidden_by, outcome=Outcome.SKIPPED, phase="collect", message="no engine")
+    shard.say(TestFinished, result=skip)
+    if also_runs:
+        shard.run(other)
+    shard.finish(code)
+
+    run = merge([artifacts], into, plan=plan)
+    again = into / "again"
+    again.mkdir()
+
+    skipped = {test.test.nodeid: test.final.message for test in run.tests if test.test.nodeid != other.nodeid}
+    assert dict.fromkeys((hidden_by, A.nodeid, B.nodeid), "no engine") == skipped
+    assert code == run.exit_code, "nothing has run"
     assert outcomes(run) == outcomes(merge([into], again, plan=plan))
 
 

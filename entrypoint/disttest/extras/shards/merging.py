@@ -3,7 +3,8 @@
 The merged run is a journal like any other, so all reporters and the next merge read it. The rules:
 
 - A test that a shard owes and did not finish has failed, and the message names the shard. The same holds for each test
-  of a planned shard that never reported. A test that no longer exists, as its shard's run recorded, is not owed.
+  of a planned shard that never reported. A test that no longer exists, as its shard's run recorded, is not owed; it is
+  skipped if its file has skipped itself.
 - A test that two shards report counts once. A failure outweighs a pass, in whichever order they come. The reports are
   joined as attempts if the last of them is as bad as any; otherwise the better report is dropped with a note.
 - With ``reruns``, a shard may report more than once. The later run decides, and the earlier ones are its attempts.
@@ -30,7 +31,7 @@ from disttest.extras.shards.shard_sources import (
     find_shards,
     refuse_repeats,
 )
-from disttest.model import Cause, Hardware, Invocation, ShardSpan, TestCase, TestResult
+from disttest.model import Cause, Hardware, Invocation, Outcome, ShardSpan, TestCase, TestResult
 from disttest.results.conclusion import Conclusion, Facts, conclude, join_exit_codes
 from disttest.results.events import (
     AnyEvent,
@@ -222,6 +223,8 @@ class _Merge:
         self._verdicts: dict[str, _Verdict] = {}
         self._same: dict[_Verdict, _Verdict] = {}
         self._vanished = {nodeid for source in sources for nodeid in source.vanished}
+        # Files, classes and folders that skipped themselves, with their reasons.
+        self._skipped: dict[str, str] = {}
         self._collection_errors: set[tuple[str, str]] = set()
         self._ends = ShardEnds()
         self._last_at_s = 0.0
@@ -240,8 +243,10 @@ class _Merge:
             if not shard.has_spans:
                 yield ShardJoined(at_s=shard.span.ended_at_s, shard=shard.span)
         yield from self._missing()
+        # Otherwise shards in which all files skipped themselves, each with exit code 5, would be green together.
+        gone = any(self._why_skipped(nodeid) is None for nodeid in self._vanished)
         code, reason = self._ends.conclude(
-            self._verdicts.values(), vanished=bool(self._vanished), planned=self._plan is not None
+            self._verdicts.values(), vanished=gone, planned=self._plan is not None
         )
         yield RunFinished(at_s=self._last_at_s, exit_code=code, reason=reason)
 
@@ -294,6 +299,8 @@ class _Merge:
     def _judged(self, event: TestFinished, result: TestResult, shard: _ShardStream) -> Iterator[AnyEvent]:
         label, number = shard.source.label, shard.source.number
         known = self._verdicts.get(result.nodeid)
+        if result.phase == "collect":
+            self._skipped.setdefault(result.nodeid, result.message)
         bad, infrastructure = result.outcome.is_bad, result.cause is Cause.INFRASTRUCTURE
         # Further results from one source are attempts of one run, and the later one decides.
         if known is None or known.label == label:
@@ -324,7 +331,13 @@ class _Merge:
         for shards in zip(*(copy.shards for copy in copies), strict=True):
             for tests in zip(*(shard.tests for shard in shards), strict=True):
                 # A shard reports a test by its masked name if the name contains a secret.
-                if not any(test.nodeid in self._verdicts or test.nodeid in self._vanished for test in tests):
+                names = [test.nodeid for test in tests]
+                if any(name in self._verdicts for name in names):
+                    continue
+                why = next((self._why_skipped(name) for name in names if name in self._vanished), None)
+                if why is not None:
+                    yield from self._hidden(tests[-1], why)
+                elif self._vanished.isdisjoint(names):
                     reason = _why_missing(shards[0], reported=shards[0].number in reported)
                     # The last copy is a masked one, if there is any: a report must not name the secret.
                     yield from self._owed(tests[-1], reason)
@@ -333,6 +346,18 @@ class _Merge:
                 message = f"shard {number} of {self._expected_shards} never reported; see the log of its job"
                 self._ends.add(f"shard {number}", ShardEnd(ExitCode.INFRASTRUCTURE, message))
                 yield CollectionFailed(at_s=self._last_at_s, nodeid=f"shard {number}", message=message)
+
+    def _why_skipped(self, nodeid: str) -> str | None:
+        """Return the reason of the file, class or folder of a test that skipped itself; None without one."""
+        inside = (why for name, why in self._skipped.items() if nodeid.startswith((f"{name}::", f"{name}/")))
+        return next(inside, None)
+
+    def _hidden(self, test: TestCase, reason: str) -> Iterator[AnyEvent]:
+        at_s, nodeid = self._last_at_s, test.nodeid
+        self._know(nodeid, _Verdict("", None, 1, bad=False, infrastructure=False))
+        skipped = TestResult(nodeid=nodeid, outcome=Outcome.SKIPPED, phase="collect", message=reason)
+        yield TestCollected(at_s=at_s, test=test)
+        yield TestFinished(at_s=at_s, result=replace(skipped, started_at_s=at_s))
 
     def _owed(self, test: TestCase, message: str) -> Iterator[AnyEvent]:
         result = spoiled(test.nodeid, message, at_s=self._last_at_s)
