@@ -21,6 +21,12 @@ SUITE = """
         assert not seen, f"the audit found {seen}"
 
     @pytest.fixture(scope="module")
+    def slow_audit():
+        yield
+        time.sleep(1.5)  # longer than the ranks of a broken world have
+        assert not seen, f"the audit found {seen}"
+
+    @pytest.fixture(scope="module")
     def crash():
         yield
         if os.environ["RANK"] == "1":
@@ -37,6 +43,7 @@ SUITE = """
 LEAVES_A_THREAD = "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()"
 ENDS = {
     "a leak": ("audit", "", LEAVES_A_THREAD),
+    "a leak before a slow fixture": ("slow_audit", "", LEAVES_A_THREAD),
     "an expected failure": ("audit", "@pytest.mark.xfail", "assert not seen"),
     "a crash after an expected failure": ("crash", "@pytest.mark.xfail", "assert not seen"),
     "an exit after an expected failure": ("leaves", "@pytest.mark.xfail", "assert not seen"),
@@ -140,7 +147,7 @@ def test_a_fixture_that_fails_as_the_world_ends_is_an_error_of_the_last_test(end
 
     result = ended.result(f"{file}::test_first[2xgloo]")
     assert result.outcome.is_bad, ended.output
-    words = "the audit found" if ENDS[how][0] == "audit" else "after it had finished the test"
+    words = "the audit found" if "audit" in ENDS[how][0] else "after it had finished the test"
     assert words in result.message
     assert Outcome.PASSED is ended.result(f"{file}::test_second[2xgloo]").outcome
 
