@@ -188,6 +188,7 @@ def test_red(world):
 """
 
 
+@pytest.mark.slow("each node is a new interpreter")
 def test_a_file_that_skips_itself_is_listed_once_and_the_nodes_have_the_same_tests(lab: Lab) -> None:
     lab.write(test_gone="import pytest\npytest.skip('not here', allow_module_level=True)", test_two=TWO)
 

@@ -41,6 +41,7 @@ def test_perturbations_reach_ranks_and_isolated_tests_and_end_with_the_run(lab):
     assert "allocate memory" in ended.result("test_much").message
 
 
+@pytest.mark.slow("isolated processes, one after another and at the same time")
 def test_a_crowd_runs_isolated_tests_at_the_same_time_and_nothing_else_does(lab):
     test = """
         import pathlib

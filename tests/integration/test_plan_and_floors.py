@@ -127,6 +127,7 @@ def test_floors_turn_red_what_hardly_ran(lab):
     assert "the run ended with exit code 1: only" in told.output
 
 
+@pytest.mark.slow("a plan, two shards, their merge and three more runs")
 def test_files_that_skip_themselves_are_in_every_report_and_count_for_the_floors(lab):
     """They have no test that could be skipped: a suite must not vanish with an optional import."""
     lab.write(test_planned=TESTS)
@@ -158,6 +159,10 @@ def test_files_that_skip_themselves_are_in_every_report_and_count_for_the_floors
     strict = lab.run(".", "--strict")
     assert 6 == strict.exit_code
     assert "no test of gone ran" in strict.output
+    typo = lab.run(".", "--", "-k", "no_such_test")
+    assert 5 == typo.exit_code
+    assert len(typo.run.tests) > 2, "the results of the run before"
+    shutil.rmtree(typo.results)
     alone = lab.run("gone")
     assert 5 == alone.exit_code, "none of their tests was collected"
     assert skipped == _skipped(alone.run)

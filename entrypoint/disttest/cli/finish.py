@@ -16,7 +16,7 @@ from disttest.plugin_manager import plugin_manager
 from disttest.reports.terminal import print_final
 from disttest.reports.text import count
 from disttest.reports.write import write_reports
-from disttest.results.conclusion import Demands, final_exit_code
+from disttest.results.conclusion import Demands, facts_of, final_exit_code
 from disttest.results.directory import short_path
 from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult
@@ -86,7 +86,7 @@ def conclude_command(run: RunResult, demands: Demands, results: Path) -> RunResu
 def is_worth_keeping(run: RunResult, environ: Mapping[str, str]) -> bool:
     """Return whether results may replace those of the previous run; later steps of a CI job always read them."""
     found_nothing = run.exit_code in (ExitCode.USAGE, ExitCode.NOTHING_COLLECTED)
-    nothing_ran = not run.tests and not run.collection_errors
+    nothing_ran = facts_of(run).empty and not run.collection_errors
     return ci_job(environ) is not None or not (found_nothing and nothing_ran)
 
 

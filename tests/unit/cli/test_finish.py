@@ -6,11 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from planning_cases import case
 from sample_runs import mixed_run
 
 from disttest.cli.finish import finish_run, is_worth_keeping
 from disttest.errors import ExitCode
+from disttest.model import Outcome, TestResult
 from disttest.results.floors import Floors
+from disttest.results.fold import TestOutcome
 
 
 def test_why_a_run_ended_early_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -40,5 +43,9 @@ def test_a_run_that_found_nothing_keeps_the_results_of_the_run_before(
     mixed = mixed_run(tmp_path)
     empty = msgspec.structs.replace(mixed, exit_code=exit_code, tests=(), collection_errors=())
 
+    skip = TestResult(nodeid="gone.py", outcome=Outcome.SKIPPED, phase="collect")
+    skips = TestOutcome(test=case("gone", None), attempts=(skip,))
+
     assert kept == is_worth_keeping(empty, environ)
+    assert kept == is_worth_keeping(msgspec.structs.replace(empty, tests=(skips,)), environ), "a typo in -k"
     assert is_worth_keeping(msgspec.structs.replace(mixed, exit_code=exit_code), environ)
