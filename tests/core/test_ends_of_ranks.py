@@ -271,3 +271,27 @@ def test_threads_of_ordinary_tests_are_judged_as_ranks(ended, lenient):
         assert "rank 1 skipped" in ended.result(skip).message
         assert lenient.result(skip).outcome is Outcome.SKIPPED
     assert lenient.result("TestDecoratedOfTorch::test_red_exits_with_a_code").outcome is Outcome.PASSED
+
+
+@pytest.mark.parametrize("signal", ["SIGABRT", "SIGSEGV"])
+def test_an_uncaught_exception_of_cpp_is_named_though_the_dump_of_stacks_crashed(lab, signal):
+    """faulthandler reads the frames of threads that run on, and may crash while it handles the SIGABRT."""
+    lab.write(
+        test_mine=f"""
+        import os
+        import signal
+
+        import pytest
+
+        @pytest.mark.world_size(1)
+        def test_aborts(world):
+            text = "terminate called after throwing an instance of 'c10::DistBackendError'\\n  what():  NCCL is gone\\n"
+            os.write(2, text.encode())
+            signal.signal(signal.{signal}, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.{signal})
+        """
+    )
+    result = lab.run("run", "test_mine.py").result("test_aborts")
+
+    how = f"rank 0 of 1 was killed by {signal} in call, before it reported"
+    assert result.message == f"{how}: c10::DistBackendError: NCCL is gone"

@@ -325,14 +325,15 @@ class Supervisor:
             # A kill by the kernel and one by a test or a user look the same in the exit status.
             struck = count_oom_kills(own_cgroups()) > self._oom_kills
             return describe_oom(own_cgroups()) if struck else ""
-        if killer == signal.SIGABRT:
-            # libstdc++ prints the exception to stderr, which is the rank's log, before it calls abort().
-            uncaught = _UNCAUGHT.search(self._log(progress).tail(_START_LOG_KEPT))
-            words = f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
-            return self._explain_abort(progress, attempt, words) or words
-        # gloo crashes with SIGSEGV in some calls that bring more than there is room for, such as a broadcast
-        # of 7 numbers into 6.
-        return self._explain_abort(progress, attempt, "") if killer == signal.SIGSEGV else ""
+        # gloo crashes with SIGSEGV in some calls that bring more than there is room for, such as a broadcast of 7 numbers
+        # into 6.
+        if killer not in (signal.SIGABRT, signal.SIGSEGV):
+            return ""
+        # libstdc++ prints the exception to stderr, which is the rank's log, before it calls abort(). Then faulthandler
+        # reads the frames of other threads, which run on, and may crash itself: the process ends with SIGSEGV.
+        uncaught = _UNCAUGHT.search(self._log(progress).tail(_START_LOG_KEPT))
+        words = f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
+        return self._explain_abort(progress, attempt, words) or words
 
     def _explain_abort(self, progress: RankProgress, attempt: Attempt, words: str) -> str:
         for name, watch in self._watches.items():

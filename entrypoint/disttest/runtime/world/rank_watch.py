@@ -33,7 +33,7 @@ class RankWatch:
         Args:
             attempt: the running test.
             rank: a rank that was ended by SIGABRT or SIGSEGV.
-            words: the last C++ exception that it printed; empty if there is none, as after SIGSEGV.
+            words: the last C++ exception that it printed; empty if there is none, as after most SIGSEGVs.
 
         Returns:
             The calls that do not match, and the ranks that caused it; both empty if unknown.
