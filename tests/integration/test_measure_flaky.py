@@ -73,7 +73,8 @@ def test_a_crowd_runs_isolated_tests_at_the_same_time_and_nothing_else_does(lab)
     assert ended.exit_code == 0, ended.output
 
 
-def test_delays_differ_by_rank_and_are_the_same_again(lab):
+@pytest.mark.slow("runs a world twice")
+def test_one_rank_is_late_and_the_delays_are_the_same_again(lab):
     test = """
         import pytest
         import time
@@ -88,7 +89,7 @@ def test_delays_differ_by_rank_and_are_the_same_again(lab):
             for _ in range(3):
                 dist.barrier()
             print("naps", world.rank, naps)
-            assert len(naps) == 3 and max(naps) <= 5
+            assert len(naps) in (0, 3) and max(naps, default=5) <= 5
     """
     lab.write(test_mine=test)
     naps = []
@@ -98,7 +99,7 @@ def test_delays_differ_by_rank_and_are_the_same_again(lab):
         naps.append([ended.log("test_late", rank).partition("naps")[2].split("\n")[0] for rank in (0, 1)])
 
     assert naps[0] == naps[1]
-    assert naps[0][0].split()[1:] != naps[0][1].split()[1:]
+    assert [line.endswith("[]") for line in sorted(naps[0], key=len)] == [True, False]
 
 
 @pytest.mark.slow("measures with tens of runs")

@@ -36,7 +36,7 @@ FILE = of_every_run(
 PERTURB = of_every_run(
     "perturb",
     PERTURBED,
-    "Disturb tests in ranks, and isolated ones: delay:0.2 delays the start or the return of collectives by up to 0.2 s, "
+    "Disturb tests in ranks, and isolated ones: delay:0.2 makes one rank start or return from collectives up to 0.2 s late, "
     "cpu:4 leaves one processor, with 4 busy processes, threads:1 limits compute threads, memory:2g the memory of each process, "
     "crowd runs isolated tests at the same time.",
     repeated=True,

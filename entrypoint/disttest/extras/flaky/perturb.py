@@ -23,7 +23,7 @@ class Perturbed(Frozen):
     """The perturbations of a run."""
 
     delay: float = 0.0
-    """Longest delay of the start or the return of each collective of each rank, in seconds."""
+    """Longest delay of the start or the return of each collective of one rank, in seconds."""
     threads: int = 0
     """Compute threads of each test process; 0 leaves them as they are."""
     cpu: int = 0

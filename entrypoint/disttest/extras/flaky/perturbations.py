@@ -35,7 +35,7 @@ def perturbations(processors: int, size: int, *, on_cpu: bool) -> tuple[Perturba
         _row(
             "delay",
             Cause.TIMING,
-            "collectives start or return up to so many seconds late",
+            "one rank starts or returns from collectives up to so many seconds late",
             ("0.4", "0.2", "0.1", "0.05"),
         ),
         _row("threads", Cause.RESOURCES, "so many compute threads", ("1",)),
