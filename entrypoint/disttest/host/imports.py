@@ -60,8 +60,7 @@ class _Nothing(ModuleType):
     """A module whose functions all do nothing."""
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        # The import system and `inspect` look for `__path__`, `__spec__` and others, and would call what they
-        # find.
+        # The import system and `inspect` read `__path__`, `__spec__` and others, and would use the function below.
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda: None

@@ -227,7 +227,7 @@ class ChangedSession:
             UsageError: it cannot be written.
         """
         self.world_ended(self._folder)
-        # Empty by now, since read_lines removes what it has read.
+        # read_lines has removed each file that it read, so the folder is empty.
         self._folder.rmdir()
         # A session that ended before its first test must not write a record.
         if not self._reported:

@@ -77,7 +77,7 @@ def take_secrets(words: Sequence[str], environ: Mapping[str, str]) -> tuple[tupl
 def _foreign_flag(option: Option) -> Decorator:
     def set_value(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
         words = context.meta.setdefault(_HANDED_ON, [])
-        # A switch gets its value behind `=`. It may also stand alone, so the next word may be a test.
+        # A switch takes its value after `=` only. The word that follows it may be a test.
         for value in given if option.many else (given,):
             if value is not None:
                 words.extend([f"{option.flag}={value}"] if option.type.bare else [option.flag, value])

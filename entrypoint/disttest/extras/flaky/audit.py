@@ -44,11 +44,11 @@ def find_unknown(
     Args:
         entries: the quarantine.
         nodeids: the collected tests.
-        skipped: files, classes and folders that skipped themselves; what they contain is unknown.
+        skipped: files, classes and folders that skipped themselves; their tests are unknown.
     """
     # Without the part in brackets: worlds and parameters depend on the machine.
     known = {nodeid.partition("[")[0] for nodeid in nodeids}
-    # So does what is installed: `pytest.importorskip` at the top of a file is no reason to remove its entries.
+    # Installed packages differ, too: a file that `pytest.importorskip` skips here keeps its entries.
     hidden = tuple(f"{nodeid}{end}" for nodeid in skipped for end in ("::", "/"))
     for entry in entries:
         if entry.test.partition("[")[0] not in known and not entry.test.startswith(hidden):

@@ -410,8 +410,8 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
     assert run.workplace is not None
     assert run.devices is not None
     apart = [(item, test) for item, test in run.pairs if not is_ordinary(test)]
-    # Before the hazards are judged and before any fork. An import may start a thread, and ranks share what is
-    # imported here.
+    # This import precedes the check for hazards, because it may start a thread. It also precedes any fork, so that all
+    # ranks share the imported modules.
     plugin_manager().call("disttest_load_parts", config=session.config)
     items = [item for item, _ in apart]
     for _, message in plugin_manager().items(

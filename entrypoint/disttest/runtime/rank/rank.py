@@ -88,8 +88,8 @@ class ForkStarter:
                 os.close(fd)
             live(spec, channel, self._session, self._items)
 
-        # In its group, `os.killpg(0, …)` of a test reaches this rank and what it started, and neither the
-        # world nor the other ranks. A leader cannot call `os.setsid()`.
+        # A process group for each rank: `os.killpg(0, …)` in a test reaches this rank and its children only, not the
+        # world or the other ranks. As the leader of its group, a rank cannot call `os.setsid()`.
         return fork_child(main, new_group=True)
 
 
