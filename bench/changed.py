@@ -360,8 +360,8 @@ RunAll = Callable[["Change | None", set[str]], dict[str, bool]]
 class Forks:
     """Plugin of pytest: collects the tests of a project once, and runs them in forks, each with one changed function."""
 
-    def __init__(self, folder: Path, then: Callable[[Forks], None]) -> None:
-        self.folder, self.then = folder, then
+    def __init__(self, then: Callable[[Forks], None]) -> None:
+        self.then = then
         self.at_import: set[tuple[str, str]] = set()
         """File and name of each function that runs while the tests are collected."""
         self.items: list[pytest.Item] = []
@@ -494,7 +494,7 @@ def run_once(folder: Path, targets: list[str], then: Callable[[Forks], None]) ->
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.dont_write_bytecode = True
     os.chdir(folder)
-    pytest.main([*targets, "-q", "-p", "no:cacheprovider", "--tb", "no"], plugins=[Forks(folder, then)])
+    pytest.main([*targets, "-q", "-p", "no:cacheprovider", "--tb", "no"], plugins=[Forks(then)])
 
 
 def measure(folder: Path, given: argparse.Namespace, run_all: RunAll, skipped: set[tuple[str, str]]) -> None:
@@ -511,10 +511,8 @@ def measure(folder: Path, given: argparse.Namespace, run_all: RunAll, skipped: s
     outcomes = run_all(None, set())
     chance, ends_s = random.Random(given.seed), time.monotonic() + given.within
     record = msgspec.json.decode((folder / "disttest-changed.json").read_bytes(), type=Record)
-    called = sorted(
-        {unit[:2] for unit in record.units if unit[0].endswith(".py") and "test" not in unit[0].lower()}
-    )
-    called = [unit for unit in called if unit[1] not in ("", "<module>")]
+    parts = {unit[:2] for unit in record.units if unit[1] not in ("", "<module>")}
+    called = sorted(unit for unit in parts if unit[0].endswith(".py") and "test" not in unit[0].lower())
     functions = [unit for unit in called if (str(folder / unit[0]), unit[1]) not in skipped]
     print(
         f"{given.project}: {len(record.tests)} tests, {len(called)} functions that they call, "

@@ -51,11 +51,8 @@ class IdleProcessors:
         """Return seconds of the clock, of idle processors, and of stalled tasks."""
         ours = os.sched_getaffinity(0)
         # While a task waits for a disk, its processor is free for others.
-        idle = sum(
-            int(idle) + int(iowait)
-            for number, idle, iowait in _IDLE.findall(_STAT.read_text())
-            if int(number) in ours
-        )
+        found = _IDLE.findall(_STAT.read_text())
+        idle = sum(int(idle) + int(iowait) for number, idle, iowait in found if int(number) in ours)
         return monotonic(), idle / os.sysconf("SC_CLK_TCK"), _stalled_s()
 
 

@@ -146,12 +146,9 @@ def disttest_place_tests(pairs: list[tuple[pytest.Item, TestCase]], options: Run
     perturbed = PERTURB.of(options)
     if perturbed is not None and perturbed.crowd:
         from disttest.extras.flaky.perturb import without_turns
-        from disttest.runtime.controller.expand import closest_mark
+        from disttest.runtime.controller.collect import runs_alone
 
-        def runs_alone(item: pytest.Item) -> bool:
-            return closest_mark(item, "exclusive") is not None or options.is_debugged
-
-        pairs[:] = [(item, without_turns(test, alone=runs_alone(item))) for item, test in pairs]
+        pairs[:] = [(item, without_turns(test, alone=runs_alone(item, options))) for item, test in pairs]
     return ()
 
 

@@ -299,7 +299,8 @@ class _Merge:
     def _judged(self, event: TestFinished, result: TestResult, shard: _ShardStream) -> Iterator[AnyEvent]:
         label, number = shard.source.label, shard.source.number
         known = self._verdicts.get(result.nodeid)
-        if result.phase == "collect":
+        skipped_itself = result.phase == "collect"
+        if skipped_itself:
             self._skipped.setdefault(result.nodeid, result.message)
         bad, infrastructure = result.outcome.is_bad, result.cause is Cause.INFRASTRUCTURE
         # Further results from one source are attempts of one run, and the later one decides.
@@ -309,7 +310,7 @@ class _Merge:
             yield event
             return
         is_rerun = number is not None and number == known.number
-        if result.phase == "collect" and not is_rerun:
+        if skipped_itself and not is_rerun:
             # Every shard collects all files; one entry says that this one skipped itself.
             return
         # Two results of one shard are refused without --reruns: the date of a stale artifact would decide otherwise.
@@ -335,12 +336,20 @@ class _Merge:
                 if any(name in self._verdicts for name in names):
                     continue
                 why = next((self._why_skipped(name) for name in names if name in self._vanished), None)
+                # The last copy is a masked one, if there is any: a report must not name the secret.
+                test, at_s = tests[-1], self._last_at_s
                 if why is not None:
-                    yield from self._hidden(tests[-1], why)
+                    result = TestResult(
+                        nodeid=test.nodeid,
+                        outcome=Outcome.SKIPPED,
+                        phase="collect",
+                        message=why,
+                        started_at_s=at_s,
+                    )
+                    yield from self._without_run(test, result)
                 elif self._vanished.isdisjoint(names):
                     reason = _why_missing(shards[0], reported=shards[0].number in reported)
-                    # The last copy is a masked one, if there is any: a report must not name the secret.
-                    yield from self._owed(tests[-1], reason)
+                    yield from self._without_run(test, spoiled(test.nodeid, reason, at_s=at_s))
         for number in range(1, self._expected_shards + 1) if not self._plan else ():
             if number not in reported:
                 message = f"shard {number} of {self._expected_shards} never reported; see the log of its job"
@@ -352,16 +361,10 @@ class _Merge:
         inside = (why for name, why in self._skipped.items() if nodeid.startswith((f"{name}::", f"{name}/")))
         return next(inside, None)
 
-    def _hidden(self, test: TestCase, reason: str) -> Iterator[AnyEvent]:
-        at_s, nodeid = self._last_at_s, test.nodeid
-        self._know(nodeid, _Verdict("", None, 1, bad=False, infrastructure=False))
-        skipped = TestResult(nodeid=nodeid, outcome=Outcome.SKIPPED, phase="collect", message=reason)
-        yield TestCollected(at_s=at_s, test=test)
-        yield TestFinished(at_s=at_s, result=replace(skipped, started_at_s=at_s))
-
-    def _owed(self, test: TestCase, message: str) -> Iterator[AnyEvent]:
-        result = spoiled(test.nodeid, message, at_s=self._last_at_s)
-        self._know(test.nodeid, _Verdict("", None, 1, bad=True, infrastructure=True))
+    def _without_run(self, test: TestCase, result: TestResult) -> Iterator[AnyEvent]:
+        """Add a planned test that no shard has run."""
+        infrastructure = result.cause is Cause.INFRASTRUCTURE
+        self._know(test.nodeid, _Verdict("", None, 1, result.outcome.is_bad, infrastructure))
         yield TestCollected(at_s=self._last_at_s, test=test)
         yield TestFinished(at_s=self._last_at_s, result=result)
 

@@ -60,10 +60,15 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         reuses_ranks=own is not None and own.new_ranks_because == "",
         new_ranks_because=(own and own.new_ranks_because) or "",
         timeout_s=_timeout_s(item, options, own),
-        exclusive=closest_mark(item, "exclusive") is not None or options.is_debugged,
+        exclusive=runs_alone(item, options),
         ranks_may_differ=(own is not None and own.ranks_may_differ) or ranks_may_differ(item),
         data=msgspec.to_builtins(plugin_manager().named("disttest_test_data", object, item=item)),
     )
+
+
+def runs_alone(item: pytest.Item, options: RunOptions) -> bool:
+    """Whether the user wants no other test to run at the same time."""
+    return closest_mark(item, "exclusive") is not None or options.is_debugged
 
 
 def describe_skipped(report: pytest.CollectReport, root: Path) -> tuple[TestCase, TestResult]:
@@ -72,8 +77,7 @@ def describe_skipped(report: pytest.CollectReport, root: Path) -> tuple[TestCase
     Its tests are unknown. Without this entry, a suite that vanishes with an optional import would be in no report.
     """
     # pytest makes such a tuple. A plugin that makes its report itself may give anything.
-    skip = report.longrepr if isinstance(report.longrepr, tuple) else ("", 1, str(report.longrepr or ""))
-    where, line, message = skip
+    where, line, message = skip if isinstance(skip := report.longrepr, tuple) else ("", 1, str(skip or ""))
     # pytest's session, which collects what the command line names, has an empty id.
     file, separator, name = (report.nodeid or ".").partition("::")
     # A conftest or a hook may skip a whole folder, whose name has no suffix.

@@ -366,8 +366,7 @@ class WorldSupervisor:
         if attempt.failed_s is not None or attempt.left or attempt.cancelled:
             # A main process survives failures of its ranks, so its own health is not enough.
             return False
-        ranks = attempt.ranks if not retires else [p for p in attempt.ranks if not p.done or p.done.broken]
-        return all(progress.may_run_another for progress in ranks)
+        return all(p.may_run_another or (retires and p.done and not p.done.broken) for p in attempt.ranks)
 
     @property
     def _shape(self) -> WorldShape:
