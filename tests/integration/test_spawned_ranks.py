@@ -80,8 +80,9 @@ def test_ranks_of_mp_spawn_and_forks_are_named_with_their_lines(spawned):
         hung.message,
     ), hung.message
     (record,) = hung.ranks
-    assert 2 == record.stacks.count(" of mp.spawn):\n")
-    assert "not available" not in record.stacks
+    assert ["rank 0 of mp.spawn", "rank 1 of mp.spawn"] == [process.role for process in record.started]
+    assert 2 == record.all_stacks.count(" of mp.spawn):\n")
+    assert "not available" not in record.all_stacks
 
     failed = spawned.result("test_spawns.py::test_fails")
     assert "rank 1 of mp.spawn failed at test_spawns.py:14: AssertionError: wrong sum" == failed.message

@@ -184,6 +184,21 @@ class Collective(Frozen):
         return f"{self.op} #{self.seq} (group {self.group})"
 
 
+class StartedProcess(Frozen):
+    """A process that a test started, and that still ran when the test was ended."""
+
+    pid: int
+    role: str = ""
+    """``rank 1``, ``rank 1 of mp.spawn`` or a name of multiprocessing; empty if unknown."""
+    command: str = ""
+    stacks: str = ""
+    """Python stacks of its threads; empty if it cannot write them."""
+
+    def __str__(self) -> str:
+        facts = ", ".join(filter(None, (self.role, self.command)))
+        return f"process {self.pid} ({facts})" if facts else f"process {self.pid}"
+
+
 class RankRecord(Frozen):
     """Record of one rank in one attempt of a test."""
 
@@ -200,6 +215,8 @@ class RankRecord(Frozen):
     """Traceback and captured sections of a failure."""
     stacks: str = ""
     """Python stacks of all its threads, if they were collected."""
+    started: tuple[StartedProcess, ...] = ()
+    """The processes that an isolated test had started, if their stacks were collected."""
     process_state: str = ""
     """The kernel's reason why it could not write stacks: ``stopped (SIGSTOP, or a debugger)``."""
     collectives: tuple[Collective, ...] = ()
@@ -241,6 +258,14 @@ class RankRecord(Frozen):
     """Phase -> seconds."""
     node: str = ""
     """The machine on which it ran, if the world spans several."""
+
+    @property
+    def all_stacks(self) -> str:
+        """Its stacks, then those of each process that the test started, below its name."""
+        below = (
+            f"{each}:\n{each.stacks or '  (its Python stack is not available)'}" for each in self.started
+        )
+        return "\n\n".join(filter(None, (self.stacks, *below)))
 
     @property
     def has_failed(self) -> bool:

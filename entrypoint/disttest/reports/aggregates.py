@@ -266,12 +266,12 @@ def _names(ranks: Sequence[RankRecord]) -> str:
 
 def _was_cleared_away(rank: RankRecord) -> bool:
     """Whether it was ended after another rank had failed, and left no text."""
-    return rank.end is RankEnd.KILLED and not (rank.hung or rank.details or rank.stacks)
+    return rank.end is RankEnd.KILLED and not (rank.hung or rank.details or rank.all_stacks)
 
 
 def _rank_text(rank: RankRecord, known: str) -> str:
     stacks = (
-        "" if rank.details and not rank.hung else rank.stacks
+        "" if rank.details and not rank.hung else rank.all_stacks
     )  # of a rank that raised, the traceback says all
     details = "" if rank.details and _is_like(rank.details, known) else rank.details
     texts = (rank.message, details, stacks)

@@ -116,7 +116,7 @@ def _words(result: TestResult) -> Iterator[str]:
     rank = _accused(result)
     if rank is not None:
         waited = rank.hung or not rank.details
-        yield from (rank.stacks, rank.details) if waited else (rank.details, rank.stacks)
+        yield from (rank.all_stacks, rank.details) if waited else (rank.details, rank.all_stacks)
     yield result.details
 
 

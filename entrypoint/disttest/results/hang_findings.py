@@ -42,10 +42,6 @@ _LIBRARY = re.compile(
     r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/observe)/"
     rf"|{HARNESS}|^<"
 )
-# Separates the stacks of an ordinary test from the name and the stacks of each process that it has started.
-_STARTED_PROCESS = "\n\nprocess "
-# Name of such a process, without its command line.
-_NAME = re.compile(r"(?P<pid>\d+)(?: \((?P<role>rank \d+(?: of mp\.spawn)?|\w*Process-\d+))?")
 _MOST_BELOW = 4
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
@@ -307,8 +303,7 @@ def _has_finished(rank: RankRecord) -> bool:
 
 
 def _frames(rank: RankRecord) -> Iterator[Frame]:
-    own, *_ = rank.stacks.split(_STARTED_PROCESS)
-    yield from main_thread(own)
+    yield from main_thread(rank.stacks)
 
 
 def main_thread(stacks: str) -> Iterator[Frame]:
@@ -330,10 +325,9 @@ def crash_place(stacks: str) -> str:
 
 def _started_processes(rank: RankRecord) -> Iterator[str]:
     """``rank 1 of mp.spawn (process 12) is in work at test_step.py:39`` for each process inside user code."""
-    for text in rank.stacks.split(_STARTED_PROCESS)[1:]:
-        name, frame = _NAME.match(text), _user_frame(list(main_thread(text)))
-        if name and frame:
-            who = f"{name['role']} (process {name['pid']})" if name["role"] else f"process {name['pid']}"
+    for process in rank.started:
+        if (frame := _user_frame(list(main_thread(process.stacks)))) is not None:
+            who = f"{process.role} (process {process.pid})" if process.role else f"process {process.pid}"
             yield f"{who} is in {frame.function} at {frame}"
 
 

@@ -137,9 +137,9 @@ def _describe_end(record: RankRecord, culprit: int | None) -> str:
 def _stacks(result: TestResult) -> Iterator[str]:
     by_text: dict[str, list[int]] = {}
     for record in result.ranks:
-        if record.stacks:
+        if stacks := record.all_stacks:
             # Ranks that wait in the same line have the same text once thread ids are removed.
-            by_text.setdefault(record.stacks, []).append(record.rank)
+            by_text.setdefault(stacks, []).append(record.rank)
     for text, ranks in by_text.items():
         yield f"stacks of {rank_names(ranks)}:"
         yield from (f"  {line}" for line in text.splitlines())

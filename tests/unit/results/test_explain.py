@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from disttest.model import Collective, Outcome, RankEnd, RankRecord
+from disttest.model import LONE_PROCESS, Collective, Outcome, RankEnd, RankRecord, StartedProcess
 from disttest.results.hang_findings import explain
 
 
@@ -191,3 +191,21 @@ def test_the_main_thread_is_the_one_that_is_told():
     threads = 'Thread (most recent call first):\n  File "/repo/background.py", line 1 in poll\n\n' + SLEEPS
 
     assert "nap at test_step.py:39" in explain([hung(0, stacks=threads)]).message
+
+
+def test_a_process_that_the_test_started_is_named_by_its_role_or_its_number() -> None:
+    started = (
+        StartedProcess(pid=12, role="loader", stacks=stack("load", 7)),
+        StartedProcess(pid=13, command="python -c …", stacks=stack("work", 8)),
+        StartedProcess(pid=14, command="sleep 60"),
+    )
+    record = hung(LONE_PROCESS, stacks=stack("test_waits", 3), started=started)
+
+    finding = explain([record])
+
+    assert finding is not None
+    assert (
+        "loader (process 12) is in load at test_step.py:7; process 13 is in work at test_step.py:8; "
+        "its process is in test_waits at test_step.py:3"
+    ) == finding.message
+    assert record.all_stacks.endswith("process 14 (sleep 60):\n  (its Python stack is not available)")

@@ -6,7 +6,7 @@ The supervisor also names the processes that a test started, and those that died
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from disttest.host.process import (
     signal_name,
 )
 from disttest.limits import EVIDENCE_POLL_S, TICK_S
-from disttest.model import TestResult
+from disttest.model import StartedProcess, TestResult
 from disttest.plugins.contain.fast_spawn import role_file, use_fast_spawn
 from disttest.plugins.contain.hooks import FAST_SPAWN
 from disttest.plugins.contain.limits import STARTED_STACKS_S
@@ -92,9 +92,9 @@ class Descendants:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._names: dict[int, str] = {}
+        self._found: dict[int, StartedProcess] = {}
         self._known: set[int] = set()
-        """Processes whose name was the same in two scans. A fork has its parent's name until it starts its program."""
+        """Processes whose command was the same in two scans. A fork has its parent's until it starts its program."""
         self._dead: set[int] = set()
 
     def look(self) -> tuple[str, ...]:
@@ -111,53 +111,49 @@ class Descendants:
                     news.append(self._describe(pid, ended))
         return tuple(news)
 
-    def describe(self, stacks: Path) -> str:
-        """Describe the living descendants, with the Python stacks of those that answer as their parent does: its forks.
+    def ask(self, stacks: Path) -> Iterator[StartedProcess]:
+        """Yield the living descendants, with the Python stacks of those that answer as their parent does: its forks.
 
         Args:
             stacks: the file that all of them write their answers into.
         """
-        parts = []
         deadline = monotonic() + STARTED_STACKS_S
         living = (pid for pid in sorted(descendants(self._pid)) if exit_of_zombie(pid) is None)
         for pid in islice((pid for pid in living if not is_helper(pid)), _MOST_NAMED):
             self._learn(pid)
-            name = _with_role(self._names[pid], role_file(stacks, pid))
-            parts.append(f"{name}:\n{_ask(pid, stacks, deadline) or '  (its Python stack is not available)'}")
-        return "\n\n".join(parts)
+            found = _with_role(self._found[pid], role_file(stacks, pid))
+            yield msgspec.structs.replace(found, stacks=_ask(pid, stacks, deadline))
 
     def _learn(self, pid: int) -> None:
         if pid in self._known:
             return
-        name = _name(pid)
-        if self._names.get(pid) == name:
+        found = _process(pid)
+        if self._found.get(pid) == found:
             self._known.add(pid)
-        self._names[pid] = name
+        self._found[pid] = found
 
     def _describe(self, pid: int, ended: Exit) -> str:
         how = (
             f"was killed by {signal_name(ended.signal)}" if ended.signal else f"exited with code {ended.code}"
         )
-        return f"{self._names.get(pid, f'process {pid}')} {how}, and the test did not wait for it"
+        return f"{self._found.get(pid, StartedProcess(pid=pid))} {how}, and the test did not wait for it"
 
 
-def _with_role(name: str, file: Path) -> str:
-    """Return the name with the role that a spawned process has recorded, in place of its command line."""
+def _with_role(found: StartedProcess, file: Path) -> StartedProcess:
+    """Return the process with the role that it has recorded if it was spawned, without its command line."""
     try:
-        role = file.read_text()
+        return StartedProcess(pid=found.pid, role=file.read_text())
     except OSError:
-        return name
-    return f"{name.partition(' (')[0]} ({role})"
+        return found
 
 
-def _name(pid: int) -> str:
-    """Name a process: ``process 12 (rank 1, python -c …)``."""
+def _process(pid: int) -> StartedProcess:
     try:
         rank = psutil.Process(pid).environ().get("RANK", "")
         command = shown_command(pid)
     except (psutil.Error, ProcessLookupError):
-        return f"process {pid}"
-    return f"process {pid} ({f'rank {rank}, ' if rank.isdecimal() else ''}{command})"
+        return StartedProcess(pid=pid)
+    return StartedProcess(pid=pid, role=f"rank {rank}" if rank.isdecimal() else "", command=command)
 
 
 def _ask(pid: int, stacks: Path, deadline: float) -> str:
@@ -217,7 +213,7 @@ class IsolatedWorld(WorldSupervisor):
     def _ask_below(self) -> None:
         if (attempt := self._ranks.attempt) is not None:
             self._look_below()
-            attempt.ranks[0].below = self._below.describe(Path(self._order.scratch_dir) / "rank0.stacks")
+            attempt.ranks[0].started = tuple(self._below.ask(Path(self._order.scratch_dir) / "rank0.stacks"))
 
 
 def with_deaths(result: TestResult, progress: RankProgress) -> TestResult:

@@ -251,7 +251,7 @@ def _rank(rank: RankRecord, logs: LogFolder, budget: _TextBudget) -> Iterator[tu
     yield "failed", rank.failed_after_s
     yield "phases", {one_line(name): round(max(0.0, s), 4) for name, s in rank.durations_s.items()}
     yield "hung", rank.hung
-    yield "stacks", shorten(clean(rank.stacks), budget.details)
+    yield "stacks", shorten(clean(rank.all_stacks), budget.details)
     yield "log", clean(rank.log) if logs.path(rank.log) else ""
     if rank.log and not logs.path(rank.log):
         yield "missing", clean(rank.log)

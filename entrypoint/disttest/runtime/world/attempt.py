@@ -18,6 +18,7 @@ from disttest.model import (
     RankEnd,
     RankRecord,
     Recorded,
+    StartedProcess,
     TestCase,
     WorldKind,
 )
@@ -103,8 +104,8 @@ class RankProgress:
     stacks: str = ""
     process_state: str = ""
     """The kernel's reason why it could not write stacks."""
-    below: str = ""
-    """For an isolated test: the processes that it started, with their stacks."""
+    started: tuple[StartedProcess, ...] = ()
+    """For an isolated test: the processes that it started."""
     deaths_below: str = ""
     """Those of its processes that died without being awaited."""
     native: str = ""
@@ -223,7 +224,8 @@ class RankProgress:
             else self.phase,
             message=message,
             details=self._details(report),
-            stacks="\n\n".join(filter(None, (self.stacks, self.crash, self.below))),
+            stacks="\n\n".join(filter(None, (self.stacks, self.crash))),
+            started=self.started,
             process_state=self.process_state,
             collectives=self.collectives,
             unrendered=self.rendering is not None and report is self.rendering,
