@@ -21,8 +21,8 @@ it red, with exit code 7, or 1 if a test failed too. `A note` and `a warning` ch
 the test's folder, and `results` is the directory of `--results`.
 """
 PARTS = (
-    *("results", "runtime/controller", "plugins/leftovers", "plugins/gpus", "extras/doctor"),
-    *("extras/container", "extras/cluster", "extras/shards"),
+    *("results", "runtime/controller", "plugins/floors", "plugins/leftovers", "plugins/gpus"),
+    *("extras/doctor", "extras/container", "extras/cluster", "extras/shards"),
 )
 """Folders below the package, in the order of the page."""
 

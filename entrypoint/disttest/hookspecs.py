@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from disttest.planning.timings import Sample, WorldStart
     from disttest.reports.past_runs import PastRun
     from disttest.reports.reporter import Reporter, ReportFacts, ReportTable
+    from disttest.results.conclusion import Demands
     from disttest.results.fold import RunResult
     from disttest.results.repeat import Run
     from disttest.runtime.controller.devices import Devices
@@ -316,6 +317,19 @@ def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldSta
 
     Returns:
         Observed durations, and warnings as text; None if the file is not the plugin's.
+    """
+
+
+@hookspec
+def disttest_check_run(run: RunResult, settings: Mapping[str, Any]) -> Demands | None:
+    """Command, when all tests of a run or a merge have ended, before its reports are written: make demands on it.
+
+    Args:
+        run: result of the run.
+        settings: options that only the command reads, by field: those of plugins with ``for_command``.
+
+    Returns:
+        The demands that it misses, with a sentence for each. They turn a green run red.
     """
 
 

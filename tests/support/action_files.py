@@ -11,7 +11,8 @@ import disttest
 from disttest.extras.cluster.option_rows import RUN_OPTIONS as CLUSTER_OPTIONS
 from disttest.extras.github_action.step import INPUTS, Input
 from disttest.options.option import PLANS, Option
-from disttest.options.registry import FLOOR_OPTIONS, RUN_OPTIONS, SELECTION_OPTIONS
+from disttest.options.registry import RUN_OPTIONS, SELECTION_OPTIONS
+from disttest.plugins.floors.hooks import OPTIONS as FLOOR_OPTIONS
 from disttest.plugins.github.outputs import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -18,7 +19,6 @@ from disttest.reports.text import count
 from disttest.reports.write import write_reports
 from disttest.results.conclusion import Demands, facts_of, final_exit_code
 from disttest.results.directory import short_path
-from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, record_end
 
@@ -27,7 +27,7 @@ def finish_run(
     run: RunResult,
     results: Path,
     *,
-    floors: Floors,
+    settings: Mapping[str, Any],
     empty_shard: bool,
     failures: bool,
     environ: Mapping[str, str],
@@ -38,17 +38,17 @@ def finish_run(
     Args:
         run: result of the run.
         results: directory of its reports.
-        floors: minimum requirements for the run to count.
+        settings: options that only the command reads, by field.
         empty_shard: whether the plan has nothing for this shard, so that an empty run passes.
         failures: whether to print each failure in full; False if that was done during the run.
         environ: the environment of the command.
         keep: whether to keep the results; otherwise those of the previous run are restored.
     """
-    broken = check_floors(run, floors)
+    demands = missed_demands(run, settings)
     if run.flaky_fails and run.flaky:
-        broken = (*broken, f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
-    idle = idle_suites(run) if floors.strict else ()
-    demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken)
+        flaky = f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again"
+        demands = msgspec.structs.replace(demands, broken=(*demands.broken, flaky))
+    demands = msgspec.structs.replace(demands, nothing_is_fine=empty_shard)
     # Before the reports are written: they show the exit code of the command, not only that of the tests.
     reason, run = run.reason, conclude_command(run, demands, results)
     lost = write_and_show(run, results, environ)
@@ -57,7 +57,7 @@ def finish_run(
     # Missed demands follow in full.
     shown = msgspec.structs.replace(run, reason=reason)
     print_final(Console(), shown, results_dir=results, failures=failures)
-    for message in (*lost, *broken, *idle):
+    for message in (*lost, *demands.broken, *demands.idle):
         warn(message)
     if keep:
         click.echo(f"disttest: reports and logs in {short_path(results)}")
@@ -71,6 +71,16 @@ def finish_run(
     plugins.call("disttest_reports_written", results=results)
     warn_by_plugins("disttest_run_finished", run=run, results=results, exit_code=code, environ=environ)
     return code
+
+
+def missed_demands(run: RunResult, settings: Mapping[str, Any]) -> Demands:
+    """Return the demands of plugins that a run misses; ``settings`` as for :func:`finish_run`."""
+    hook = "disttest_check_run"
+    missed = [*plugin_manager().named(hook, Demands, run=run, settings=settings).values()]
+    return Demands(
+        idle=[message for each in missed for message in each.idle],
+        broken=[message for each in missed for message in each.broken],
+    )
 
 
 def conclude_command(run: RunResult, demands: Demands, results: Path) -> RunResult:

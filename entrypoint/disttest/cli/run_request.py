@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from disttest.errors import UsageError
 from disttest.host.event_loop import NotedSignals
 from disttest.model import Frozen, Invocation, RunPart
 from disttest.options.environment import environment
@@ -22,10 +21,8 @@ from disttest.options.run import RunOptions, by_command, given_options, parse_gi
 from disttest.options.values import check_provided
 from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import ResultsDirectory
-from disttest.results.floors import Floors
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME
-from disttest.safe_open import read_input
 
 Flags = Mapping[str, str | None]
 
@@ -93,7 +90,7 @@ def read_request(
     project = read_project_settings(targets)
     settings = {row.field: _setting(row, rest, project) for row in COMMAND_SETTINGS}
     # All that is left in `rest` after this line are options of every run, as text.
-    selection = take_selection(rest)
+    selection = RunSelection(timings=rest.pop("timings"), failed_first=rest.pop("failed_first"))
     flags = project.fill(rest)
     request = RunRequest(
         targets=targets,
@@ -123,51 +120,16 @@ def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) ->
 
 
 class RunSelection(Frozen):
-    """The checked options."""
+    """The options that refer to earlier runs."""
 
     timings: tuple[Path, ...]
     failed_first: bool
-    floors: Floors
 
     def after(self, earlier: Path | None) -> RunSelection:
         """Return this selection with the previous run as timings, if failed tests go first and no timings are given."""
         if earlier is None or not self.failed_first or self.timings:
             return self
         return msgspec.structs.replace(self, timings=(earlier / FILE_NAME,))
-
-
-def take_selection(given: dict[str, Any]) -> RunSelection:
-    """Take the options out of click's values and check them.
-
-    Raises:
-        UsageError: a file cannot be read, or a value is invalid.
-    """
-    expect = given.pop("expect")
-    floors = Floors(
-        min_tests=given.pop("min_tests"),
-        min_worlds=given.pop("min_worlds"),
-        max_skip_ratio=given.pop("max_skip_ratio"),
-        expect=read_text(expect, "--expect") if expect else "",
-        expect_file=str(expect or ""),
-        strict=given.pop("strict"),
-    )
-    return RunSelection(
-        timings=given.pop("timings"),
-        failed_first=given.pop("failed_first"),
-        floors=floors,
-    )
-
-
-def read_text(path: Path, what: str) -> str:
-    """Read a text file.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        return read_input(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{what} cannot be read from {path}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

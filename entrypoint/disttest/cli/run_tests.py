@@ -128,7 +128,7 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     code = finish_run(
         result,
         directory.path,
-        floors=selection.floors,
+        settings=request.settings,
         empty_shard=request.part.is_empty,
         failures=owes_failures,
         environ=environment(),

@@ -9,7 +9,6 @@ from disttest.errors import PluginError
 from disttest.options import run_rows
 from disttest.options.option import IN_CONTAINER, PLANS, Option
 from disttest.options.run_rows import (
-    FLOOR_OPTIONS,
     KEEP_RESULTS,
     OTHER_OPTIONS,
     SELECTION_OPTIONS,
@@ -18,7 +17,6 @@ from disttest.plugin_manager import plugin_manager
 
 __all__ = [
     "COMMAND_SETTINGS",
-    "FLOOR_OPTIONS",
     "IN_CONTAINER",
     "KEEP_RESULTS",
     "OPTIONS",

@@ -12,7 +12,6 @@ from disttest.options.values import (
     COUNT,
     ISOLATION,
     NAMES,
-    RATIO,
     SECONDS,
     SECONDS_OR_NONE,
     SWITCH,
@@ -176,30 +175,6 @@ RUN_OPTIONS = (
 
 _run = rows_of("run")
 
-FLOOR_OPTIONS = (
-    rows_of("run", "merge")(
-        "min-tests", WHOLE, "Fail if fewer tests ran; skipped ones did not.", default=0, otherwise="0"
-    ),
-    rows_of("run", "merge")(
-        "min-worlds",
-        WHOLE,
-        "Fail if fewer tests ran in a world; skipped ones did not.",
-        default=0,
-        otherwise="0",
-    ),
-    rows_of("run", "merge")(
-        "max-skip-ratio", RATIO, "Fail if a larger part was skipped, from 0 to 1.", default=1.0
-    ),
-    rows_of("run", "merge")("expect", path("FILE"), "Fail if a test named in this file did not run."),
-    _run(
-        "strict",
-        SWITCH,
-        "Fail (exit code 6) if a suite cannot run here: all of it was skipped.",
-        default=False,
-    ),
-)
-"""Minimum requirements for a run to count."""
-
 SELECTION_OPTIONS = (
     rows_of("run", "plan")(
         "timings",
@@ -219,9 +194,8 @@ SELECTION_OPTIONS = (
         path("FILE"),
         "Run this script with bash first, where the tests run: as their user, in their folder.",
     ),
-    *FLOOR_OPTIONS,
 )
-"""Options that refer to earlier runs, and the minimum requirements."""
+"""Options that refer to earlier runs, and the setup script."""
 
 
 KEEP_RESULTS = _run(

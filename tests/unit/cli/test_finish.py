@@ -12,7 +12,6 @@ from sample_runs import mixed_run
 from disttest.cli.finish import finish_run, is_worth_keeping
 from disttest.errors import ExitCode
 from disttest.model import Outcome, TestResult
-from disttest.results.floors import Floors
 from disttest.results.fold import TestOutcome
 
 
@@ -20,7 +19,7 @@ def test_why_a_run_ended_early_is_said_once(tmp_path: Path, capfd: pytest.Captur
     why = "the deadline of the run (60 s) passed"
     run = msgspec.structs.replace(mixed_run(tmp_path), exit_code=8, reason=why)
 
-    finish_run(run, tmp_path, floors=Floors(), empty_shard=False, failures=False, environ={})
+    finish_run(run, tmp_path, settings={}, empty_shard=False, failures=False, environ={})
 
     told = capfd.readouterr()
     last_words = [line.removeprefix("disttest: ") for line in (told.out + told.err).splitlines()]

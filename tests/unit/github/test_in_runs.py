@@ -13,7 +13,6 @@ from disttest.errors import ExitCode
 from disttest.plugin_manager import Plugins
 from disttest.plugins.github.hooks import disttest_ci_job, disttest_command_failed
 from disttest.plugins.github.outputs import STEP_PID
-from disttest.results.floors import Floors
 
 WORKFLOW = {"GITHUB_ACTIONS": "true"}
 
@@ -22,7 +21,7 @@ WORKFLOW = {"GITHUB_ACTIONS": "true"}
 def end(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     def finished(environ: dict[str, str]) -> str:
         run = mixed_run(tmp_path)
-        finish.finish_run(run, tmp_path, floors=Floors(), empty_shard=False, failures=False, environ=environ)
+        finish.finish_run(run, tmp_path, settings={}, empty_shard=False, failures=False, environ=environ)
         return capfd.readouterr().out
 
     return finished
@@ -72,7 +71,7 @@ def test_a_lost_summary_is_an_error_and_lost_outputs_are_a_warning(
     environ = {lost: str(tmp_path / "missing" / "file")}
 
     ended = finish.finish_run(
-        sample.finish(), tmp_path, floors=Floors(), empty_shard=False, failures=False, environ=environ
+        sample.finish(), tmp_path, settings={}, empty_shard=False, failures=False, environ=environ
     )
 
     assert code == ended

@@ -220,7 +220,7 @@ def test_floors_make_a_merged_run_red(merge, tmp_path: Path) -> None:
         (("nowhere",), "there is no directory nowhere"),
         (("in", "--plan", "none.json"), "the plan cannot be read from none.json"),
         (("in", "--plan", "in/r1/events.jsonl"), "is not a plan"),
-        (("in", "--expect", "none.txt"), "--expect cannot be read from none.txt"),
+        (("in", "--expect", "none.txt"), "--expect: none.txt cannot be read"),
         (("in", "--max-skip-ratio", "nan"), "--max-skip-ratio: 'nan' is not a number between 0 and 1"),
         (("in", "--min-tests", "-1"), "--min-tests: '-1' is not a whole number"),
         (("in", "--shards", "-1"), "--shards: '-1' is not a whole number from 1"),

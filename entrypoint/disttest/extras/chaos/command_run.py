@@ -26,7 +26,6 @@ from disttest.reports.text import count
 from disttest.reports.write import write_reports
 from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.earlier_runs import BEFORE
-from disttest.results.floors import Floors
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.repeat import repeat_command
 from disttest.runtime.controller.devices import make_devices
@@ -312,4 +311,4 @@ def _describe_draw(drawn: Drawn, wanted: Wanted) -> str:
 
 
 def _finish(run: RunResult, results: Path, *, owes: bool) -> int:
-    return finish_run(run, results, floors=Floors(), empty_shard=False, failures=owes, environ=environment())
+    return finish_run(run, results, settings={}, empty_shard=False, failures=owes, environ=environment())

@@ -10,7 +10,6 @@ import click
 
 import disttest
 from disttest.cli.purposes import Purpose, serves
-from disttest.cli.run_request import read_text
 from disttest.cli.words import warn, warn_by_plugins
 from disttest.errors import UsageError
 from disttest.extras.shards.shard_plan import Plan, decode_plan
@@ -19,8 +18,8 @@ from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
 from disttest.results.conclusion import Demands
 from disttest.results.directory import claim
-from disttest.results.floors import Floors, check_floors
 from disttest.results.fold import RunResult
+from disttest.safe_open import read_input
 
 
 def merge_command() -> click.Command:
@@ -32,17 +31,9 @@ def merge_command() -> click.Command:
     @flags("merge")
     def merge_(directories: tuple[Path, ...], plan: Path | None, **given: Any) -> None:
         """Join the results of shards (below the directories) into one."""
-        from disttest.cli.finish import conclude_command, write_and_show
+        from disttest.cli.finish import conclude_command, missed_demands, write_and_show
         from disttest.extras.shards.merging import merge
 
-        expect: Path | None = given["expect"]
-        floors = Floors(
-            min_tests=given["min_tests"],
-            min_worlds=given["min_worlds"],
-            max_skip_ratio=given["max_skip_ratio"],
-            expect=read_text(expect, "--expect") if expect else "",
-            expect_file=str(expect or ""),
-        )
         _check_results(given["results"], directories)
         into = claim(given["results"]).path
         run = merge(
@@ -55,10 +46,10 @@ def merge_command() -> click.Command:
         )
         environ = environment()
         # Before the reports, which show missed floors. Lost reports are known only after them.
-        broken = check_floors(run, floors)
-        run = conclude_command(run, Demands(broken=broken), into)
+        missed = missed_demands(run, given)
+        run = conclude_command(run, missed, into)
         lost = write_and_show(run, into, environ)
-        for message in (*lost, *broken):
+        for message in (*lost, *missed.broken, *missed.idle):
             warn(message)
         click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
         code = conclude_command(run, Demands(lost=lost), into).exit_code
@@ -89,7 +80,10 @@ def read_plan(path: Path | None) -> Plan | None:
     Raises:
         UsageError: the file cannot be read or is not a plan.
     """
-    return decode_plan(read_text(path, "the plan").encode(), str(path)) if path else None
+    try:
+        return decode_plan(read_input(path), str(path)) if path else None
+    except OSError as error:
+        raise UsageError(f"the plan cannot be read from {path}: {error}") from error
 
 
 def render_merged(run: RunResult) -> str:

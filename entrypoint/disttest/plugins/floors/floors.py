@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from disttest.errors import UsageError
 from disttest.model import Frozen, Outcome
-from disttest.results.fold import RunResult, TestOutcome
+from disttest.safe_open import read_input
+
+if TYPE_CHECKING:
+    from disttest.results.fold import RunResult, TestOutcome
 
 
 class Expectation(Frozen):
@@ -26,6 +31,39 @@ class Expectation(Frozen):
         return nodeid == self.text or nodeid.startswith((f"{self.text}::", f"{self.text}[", f"{self.text}/"))
 
 
+class Manifest(Frozen):
+    """An ``--expect`` file: one node id or pattern per line; blank lines and ``#`` comments are ignored."""
+
+    file: str
+    """Its name, for messages."""
+    expectations: tuple[Expectation, ...]
+
+
+def read_manifest(file: str) -> Manifest:
+    """Read an ``--expect`` file.
+
+    Raises:
+        UsageError: it cannot be read, or names no test.
+    """
+    try:
+        return parse_manifest(read_input(Path(file)).decode("utf-8"), file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+
+
+def parse_manifest(text: str, file: str) -> Manifest:
+    """Parse the text of an ``--expect`` file.
+
+    Raises:
+        UsageError: it names no test.
+    """
+    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    found = tuple(Expectation(text=line, line=number) for number, line in lines if line and line[0] != "#")
+    if not found:
+        raise UsageError(f"{file} names no test; leave the option out, or write one node id a line")
+    return Manifest(file=file, expectations=found)
+
+
 class Floors(Frozen):
     """The requested floors; by default none."""
 
@@ -35,24 +73,9 @@ class Floors(Frozen):
     """Minimum number of tests that ran in a world."""
     max_skip_ratio: float = 1.0
     """Maximum share of skipped tests."""
-    expect: str = ""
-    """Text of an ``--expect`` file: one node id or pattern per line; blank lines and ``#`` comments are ignored."""
-    expect_file: str = ""
-    """Name of the file, for messages. One that names no test is a :class:`UsageError`."""
+    expect: Manifest | None = None
     strict: bool = False
     """Whether every suite must have run a test: see :func:`idle_suites`."""
-
-    def __post_init__(self) -> None:
-        if self.expect_file and not self.expectations:
-            raise UsageError(
-                f"--expect {self.expect_file} names no test; leave the option out, or write one node id a line"
-            )
-
-    @property
-    def expectations(self) -> tuple[Expectation, ...]:
-        """Lines of the ``--expect`` file."""
-        lines = ((number, line.strip()) for number, line in enumerate(self.expect.splitlines(), 1))
-        return tuple(Expectation(text=line, line=number) for number, line in lines if line and line[0] != "#")
 
 
 def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
@@ -77,7 +100,9 @@ def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
             f"{skipped} of {len(run.tests)} tests were skipped ({ratio:.0%}) and --max-skip-ratio allows "
             f"{floors.max_skip_ratio:.0%}: {_commonest_skip(run.tests)}"
         )
-    return (*broken, *_missing(floors, ran, {test.test.nodeid for test in run.tests}))
+    if floors.expect is not None:
+        broken += _missing(floors.expect, ran, {test.test.nodeid for test in run.tests})
+    return tuple(broken)
 
 
 def idle_suites(run: RunResult) -> tuple[str, ...]:
@@ -92,13 +117,13 @@ def idle_suites(run: RunResult) -> tuple[str, ...]:
     )
 
 
-def _missing(floors: Floors, ran: Iterable[str], collected: Iterable[str]) -> Iterable[str]:
+def _missing(manifest: Manifest, ran: Iterable[str], collected: Iterable[str]) -> Iterable[str]:
     ran_ids, collected_ids = tuple(ran), tuple(collected)
-    for expectation in floors.expectations:
+    for expectation in manifest.expectations:
         if any(map(expectation.matches, ran_ids)):
             continue
         what = "was skipped or not run" if any(map(expectation.matches, collected_ids)) else "does not exist"
-        where = f"{floors.expect_file or 'the manifest'}:{expectation.line}"
+        where = f"{manifest.file}:{expectation.line}"
         yield f"{where} expects {expectation.text} to run, and it {what}: run it, or take out the line"
 
 

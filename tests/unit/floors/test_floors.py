@@ -8,7 +8,7 @@ from sample_runs import SampleRun
 
 from disttest.errors import UsageError
 from disttest.model import Outcome
-from disttest.results.floors import Floors, check_floors, idle_suites
+from disttest.plugins.floors.floors import Floors, check_floors, idle_suites, parse_manifest
 from disttest.results.fold import RunResult, fold
 
 
@@ -73,7 +73,7 @@ def test_too_much_skipped() -> None:
 def test_expected_tests_must_run() -> None:
     run = run_of(1, 1)
     passed, skipped = ids(run)
-    floors = Floors(expect=f"# the core\n\n{passed}\n{skipped}\ngone.py::x\n", expect_file="must.txt")
+    floors = Floors(expect=parse_manifest(f"# the core\n\n{passed}\n{skipped}\ngone.py::x\n", "must.txt"))
 
     assert (
         f"must.txt:4 expects {skipped} to run, and it was skipped or not run: run it, or take out the line",
@@ -88,7 +88,7 @@ def test_what_a_line_may_name(line: str) -> None:
     file = nodeid.split("::")[0]
     text = line.format(id=nodeid, file=file, base=nodeid.split("[")[0])
 
-    assert () == check_floors(run, Floors(expect=text))
+    assert () == check_floors(run, Floors(expect=parse_manifest(text, "must.txt")))
 
 
 @pytest.mark.parametrize("line", ["test_p", "{file}::test_p", "x*", "{id}x"])
@@ -96,16 +96,18 @@ def test_what_names_no_test(line: str) -> None:
     run = run_of(1)
     nodeid = ids(run)[0]
 
-    assert check_floors(run, Floors(expect=line.format(id=nodeid, file=nodeid.split("::")[0])))
+    manifest = parse_manifest(line.format(id=nodeid, file=nodeid.split("::")[0]), "must.txt")
+
+    assert check_floors(run, Floors(expect=manifest))
 
 
 def test_a_manifest_that_expects_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--expect must\.txt names no test"):
-        Floors(expect="# nothing\n", expect_file="must.txt")
+    with pytest.raises(UsageError, match=r"must\.txt names no test"):
+        parse_manifest("# nothing\n", "must.txt")
 
 
 def test_patterns_take_brackets_literally() -> None:
-    floors = Floors(expect="*::a[2xgloo]")
+    (expectation,) = parse_manifest("*::a[2xgloo]", "must.txt").expectations
 
-    assert floors.expectations[0].matches(case("a").nodeid)
-    assert not floors.expectations[0].matches("tests/test_a.py::a2")
+    assert expectation.matches(case("a").nodeid)
+    assert not expectation.matches("tests/test_a.py::a2")
