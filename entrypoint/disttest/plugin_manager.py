@@ -128,7 +128,9 @@ class Plugins:
             # pluggy compares names of hooks with its specifications only when it is asked.
             self._manager.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginError(f"plugin {name} does not fit this version of disttest: {error}") from error
+            raise PluginError(
+                f"plugin {name} does not fit this version of disttest: {_misfit(plugin) or error}"
+            ) from error
 
     def add_core(self, plugin: object, name: str) -> None:
         """Register the core's own implementation of hooks, once per process."""
@@ -313,6 +315,20 @@ def blaming(name: str, hook: str, *, meant: type[DisttestError] = DisttestError)
         if _is_meant(error, meant):
             raise
         raise _failure(name, hook, error) from error
+
+
+def _misfit(plugin: object) -> str:
+    """Return which hook of a plugin does not exist, or which argument; empty if all do."""
+    from difflib import get_close_matches  # 1 ms, which no other command has to pay
+
+    for hook in (each for each in dir(plugin) if each.startswith(f"{hookspecs.PROJECT}_")):
+        if (spec := getattr(hookspecs, hook, None)) is None:
+            like = get_close_matches(hook, dir(hookspecs), 1, 0.8)
+            return f"there is no hook {hook}{f', but {like[0]}' if like else ''}"
+        known, used = (inspect.signature(each).parameters for each in (spec, getattr(plugin, hook)))
+        if unknown := [argument for argument in used if argument not in known]:
+            return f"{hook} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
+    return ""
 
 
 def _failure(name: str, hook: str, error: BaseException) -> PluginError:

@@ -137,9 +137,21 @@ def test_a_hook_that_does_not_exist_and_arguments_that_it_does_not_have_are_refu
     def disttest_marks(color):
         return (color,)
 
-    for name, function in (("first", disttest_does_not_exist), ("second", disttest_marks)):
-        with pytest.raises(PluginError, match=f"plugin {name} does not fit this version of disttest"):
-            Plugins().add(plugin(**{function.__name__: function}), name)
+    def disttest_doctor_check():
+        return ()
+
+    def disttest_reports_written(results, folder):
+        return (results, folder)
+
+    for function, why in (
+        (disttest_does_not_exist, "there is no hook disttest_does_not_exist"),
+        (disttest_doctor_check, "there is no hook disttest_doctor_check, but disttest_doctor_checks"),
+        (disttest_marks, "disttest_marks has no argument color; it has none"),
+        (disttest_reports_written, "disttest_reports_written has no argument folder; it has results"),
+    ):
+        with pytest.raises(PluginError) as raised:
+            Plugins().add(plugin(**{function.__name__: function}), "mine")
+        assert f"plugin mine does not fit this version of disttest: {why}" == str(raised.value)
 
 
 def test_a_plugin_that_needs_all_plugins_while_they_are_loaded_is_named(monkeypatch):

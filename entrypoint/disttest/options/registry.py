@@ -13,6 +13,7 @@ from disttest.options.run_rows import (
     OTHER_OPTIONS,
     SELECTION_OPTIONS,
 )
+from disttest.options.values import Type
 from disttest.plugin_manager import plugin_manager
 
 __all__ = [
@@ -39,6 +40,11 @@ def _of_plugins() -> Iterator[Option]:
     """
     known = {(name, option.name): "disttest" for option in run_rows.RUN_OPTIONS for name in option.commands}
     for plugin, option in plugin_manager().items("disttest_addoptions", Option):
+        if not isinstance(option.type, Type):
+            raise PluginError(
+                f"plugin {plugin}: the type of {option.flag} is {option.type!r}; take one of disttest.options.values, "
+                'such as WHOLE or path("FILE")'
+            )
         # The values of a secret option are the lines of one text.
         if option.many and not option.secret and "run" in option.commands and not option.for_command:
             raise PluginError(

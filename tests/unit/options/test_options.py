@@ -390,6 +390,7 @@ def test_the_launcher_is_taken_from_its_variable(monkeypatch):
     [
         ({"name": "timeout"}, "plugin mine and disttest both have an option --timeout of run"),
         ({"name": "budget", "many": True}, "plugin mine: --budget of run has many=True"),
+        ({"name": "budget", "type": str}, "plugin mine: the type of --budget is <class 'str'>; take one of "),
     ],
 )
 def test_an_option_of_a_plugin_that_cannot_work_is_refused_with_its_name(monkeypatch, option, message):

@@ -119,7 +119,7 @@ def check_by_plugins() -> list[DeviceFinding]:
                 device="machine",
                 check="plugins",
                 grade=Grade.BROKEN,
-                message=f"{error}; the checks of all plugins are missing here: leave this one out with -p no:NAME",
+                message=f"{error}; the checks of all plugins are missing here: leave that plugin out (-p no: with its name)",
             )
         ]
 
