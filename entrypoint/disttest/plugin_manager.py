@@ -20,6 +20,8 @@ from disttest import hookspecs
 from disttest.errors import DisttestError, PluginError
 from disttest.outgoing import OutputFilter, outgoing
 
+# All other modules are the core, which has no line to spare.
+# docs/decisions/0039-core-is-a-runner-and-libraries.md
 _RINGS = ("plugins", "extras")
 """Folders of built-in plugins."""
 T = TypeVar("T")

@@ -27,6 +27,8 @@ def is_frozen() -> bool:
     return gc.get_freeze_count() > _OF_PYTHON
 
 
+# Each process from which others are forked calls it, and none freezes by itself.
+# docs/decisions/0040-three-fork-servers.md
 def freeze() -> None:
     """Exclude all current objects from garbage collection (:func:`gc.freeze`), and so share their pages with forks."""
     # A collection of torch's 300,000 objects takes 0.15 s of CPU, and each fork would copy their pages:

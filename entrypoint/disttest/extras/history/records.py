@@ -27,6 +27,7 @@ COLUMNS = (
 """Columns of the table ``run`` without its id."""
 
 
+# Compared as text: the reason of an expected failure is all that pytest's report of an ordinary test can carry.
 QUARANTINED = "in quarantine"
 """The message of a failure begins so that does not count, since the test is in quarantine."""
 

@@ -42,6 +42,7 @@ _SHARE = 20
 """Pause between two scans as a multiple of a scan's duration: at most 5 % of a processor, even in a large folder."""
 
 
+# docs/decisions/0037-saved-files-are-scanned.md
 class SavedFiles:
     """The Python files and settings below a folder, with paths relative to it."""
 

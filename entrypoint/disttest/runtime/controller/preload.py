@@ -19,6 +19,7 @@ from disttest.runtime.controller.loaded_sources import sources_below
 from disttest.runtime.rank import state_snapshot
 
 # Pattern in a source, and the module that torch will import for it.
+# docs/decisions/0038-speed-ups-have-to-pay.md
 _LAZY = (
     (
         re.compile(r"\bassert_close\b|\bassertEqual\b|\bgradcheck\b"),
