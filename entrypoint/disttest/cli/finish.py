@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from disttest.cli.words import warn, warn_by_plugins
-from disttest.errors import ExitCode, ReportError
+from disttest.errors import ExitCode, PluginError, ReportError
 from disttest.options.environment import ci_job
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.terminal import print_final
@@ -57,7 +57,8 @@ def finish_run(
     # Missed demands follow in full.
     shown = msgspec.structs.replace(run, reason=reason)
     print_final(Console(), shown, results_dir=results, failures=failures)
-    for message in (*lost, *demands.broken, *demands.idle):
+    demands = msgspec.structs.replace(demands, lost=(*demands.lost, *lost))
+    for message in (*demands.lost, *demands.broken, *demands.idle):
         warn(message)
     if keep:
         click.echo(f"disttest: reports and logs in {short_path(results)}")
@@ -65,7 +66,6 @@ def finish_run(
         click.echo(f"disttest: no test ran; {short_path(results)} still has the results of the run before")
     # Only now is it known which reports are lost. The journal gets this exit code, too, for later reports and
     # merges.
-    demands = msgspec.structs.replace(demands, lost=lost)
     conclude_command(run, demands, results)
     code = final_exit_code(run.exit_code, demands)
     plugins.call("disttest_reports_written", results=results)
@@ -76,7 +76,11 @@ def finish_run(
 def missed_demands(run: RunResult, settings: Mapping[str, Any]) -> Demands:
     """Return the demands of plugins that a run misses; ``settings`` as for :func:`finish_run`."""
     hook = "disttest_check_run"
-    missed = [*plugin_manager().named(hook, Demands, run=run, settings=settings).values()]
+    try:
+        missed = [*plugin_manager().named(hook, Demands, run=run, settings=settings).values()]
+    # Such a run is not green, and its reports are written all the same.
+    except PluginError as error:
+        return Demands(lost=[str(error)])
     return Demands(
         idle=[message for each in missed for message in each.idle],
         broken=[message for each in missed for message in each.broken],

@@ -188,7 +188,7 @@ class Demands(Frozen):
     broken: Sequence[str] = ()
     """Floors that were not reached."""
     lost: Sequence[str] = ()
-    """Reports that could not be written."""
+    """Reports that could not be written, and demands that could not be checked."""
 
 
 def final_exit_code(exit_code: int, demands: Demands) -> int:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
 import msgspec
 import pytest
 from planning_cases import case
-from sample_runs import mixed_run
+from sample_runs import SampleRun, mixed_run
 
+from disttest.cli import finish
 from disttest.cli.finish import finish_run, is_worth_keeping
 from disttest.errors import ExitCode
+from disttest.hookspecs import hookimpl
 from disttest.model import Outcome, TestResult
+from disttest.plugin_manager import Plugins
+from disttest.results.conclusion import Demands
 from disttest.results.fold import TestOutcome
+from disttest.results.journal import FILE_NAME
 
 
 def test_why_a_run_ended_early_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -48,3 +54,58 @@ def test_a_run_that_found_nothing_keeps_the_results_of_the_run_before(
     assert kept == is_worth_keeping(empty, environ)
     assert kept == is_worth_keeping(msgspec.structs.replace(empty, tests=(skips,)), environ), "a typo in -k"
     assert is_worth_keeping(msgspec.structs.replace(mixed, exit_code=exit_code), environ)
+
+
+@pytest.fixture
+def with_hook(monkeypatch: pytest.MonkeyPatch):
+    """Add a plugin with this function as its demands on a run."""
+
+    def add(check) -> None:
+        plugins, mine = Plugins(), types.ModuleType("mine")
+        mine.disttest_check_run = hookimpl(check)
+        plugins.add(mine, "mine")
+        monkeypatch.setattr(finish, "plugin_manager", lambda: plugins)
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("demands", "code"),
+    [
+        (Demands(broken=["only 1 test"]), ExitCode.FAILED),
+        (Demands(idle=["only 1 test"]), ExitCode.NOT_ENOUGH_DEVICES),
+        (None, ExitCode.PASSED),
+    ],
+)
+def test_a_demand_of_a_plugin_that_is_not_met_turns_a_green_run_red(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], with_hook, demands: Demands | None, code: ExitCode
+) -> None:
+    sample = SampleRun()
+    sample.test()
+    run = sample.finish()
+    (tmp_path / FILE_NAME).touch()
+    seen = []
+    with_hook(lambda run, settings: seen.append((len(run.tests), settings)) or demands)
+
+    ended = finish_run(run, tmp_path, settings={"budget": 3}, empty_shard=False, failures=False, environ={})
+
+    assert code == ended
+    assert [(1, {"budget": 3})] == seen
+    shown = capfd.readouterr()
+    assert bool(code) == ("only 1 test" in shown.out + shown.err)
+    assert bool(code) == ("only 1 test" in (tmp_path / FILE_NAME).read_text())
+
+
+def test_a_run_that_a_plugin_cannot_check_is_an_error_with_all_reports(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], with_hook
+) -> None:
+    sample = SampleRun()
+    sample.test()
+    (tmp_path / FILE_NAME).touch()
+    with_hook(lambda run: run.budget)
+
+    ended = finish_run(sample.finish(), tmp_path, settings={}, empty_shard=False, failures=False, environ={})
+
+    assert ExitCode.INTERNAL == ended
+    assert "plugin mine failed in disttest_check_run: AttributeError" in "".join(capfd.readouterr())
+    assert (tmp_path / "junit.xml").exists()

@@ -49,7 +49,7 @@ def merge_command() -> click.Command:
         missed = missed_demands(run, given)
         run = conclude_command(run, missed, into)
         lost = write_and_show(run, into, environ)
-        for message in (*lost, *missed.broken, *missed.idle):
+        for message in (*missed.lost, *lost, *missed.broken, *missed.idle):
             warn(message)
         click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
         code = conclude_command(run, Demands(lost=lost), into).exit_code
