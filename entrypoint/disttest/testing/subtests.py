@@ -32,13 +32,17 @@ def run_subtests(
         AssertionError: some configurations failed; the text has each one with its traceback.
     """
     failed = []
-    for values in itertools.product(*subtest_config.values()):
-        config = dict(zip(subtest_config, values, strict=True))
-        error = _run_one(cls_inst, config, functools.partial(test_fn, *test_args, **test_kwargs, **config))
-        if _anyone(error is not None):
-            failed.append(f"{config}: {error or 'failed on another rank'}")
-    if failed:
-        raise AssertionError(f"{len(failed)} of the subtests failed:\n" + "\n".join(failed))
+    try:
+        for values in itertools.product(*subtest_config.values()):
+            config = dict(zip(subtest_config, values, strict=True))
+            call = functools.partial(test_fn, *test_args, **test_kwargs, **config)
+            error = _run_one(cls_inst, config, call)
+            if _anyone(error is not None):
+                failed.append(f"{config}: {error or 'failed on another rank'}")
+    finally:
+        # A later configuration that skips, also by `sys.exit`, would otherwise hide these failures.
+        if failed:
+            raise AssertionError(f"{len(failed)} of the subtests failed:\n" + "\n".join(failed))
 
 
 def _run_one(case: Any, config: Mapping[str, Any], call: Callable[[], Any]) -> str | None:
@@ -61,11 +65,8 @@ def _anyone(failed: bool) -> bool:
     if not dist.is_initialized():
         return failed
     # The backend of an accelerator reduces tensors of its devices only.
-    device = torch.accelerator.current_accelerator() if _wants_accelerator() else torch.device("cpu")
+    needs_accelerator = backend_named(dist.get_backend()).needs_accelerator
+    device = torch.accelerator.current_accelerator() if needs_accelerator else torch.device("cpu")
     flag = torch.tensor([int(failed)], dtype=torch.int32, device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag.item())
-
-
-def _wants_accelerator() -> bool:
-    return backend_named(dist.get_backend()).needs_accelerator
