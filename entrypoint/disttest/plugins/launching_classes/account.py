@@ -196,8 +196,9 @@ class Account:
             self._send(Outcome.PASSED)
         elif isinstance(error, unittest.SkipTest):
             self._send(Outcome.SKIPPED, str(error))
-        elif isinstance(error, SystemExit) and error.code in skips:
-            self._send(Outcome.SKIPPED, skips[error.code])  # type: ignore[index]
+        # `sys.exit` accepts any object, such as a list, which cannot be a key.
+        elif isinstance(error, SystemExit) and isinstance(error.code, int) and error.code in skips:
+            self._send(Outcome.SKIPPED, skips[error.code])
         else:
             self.note(error)
             self.report_failure()
