@@ -193,5 +193,6 @@ def quote(word: str) -> str:
 def _escape(char: str) -> str:
     if char in "\\'":
         return f"\\{char}"
-    # A file name that is not UTF-8 has lone surrogates, each of which represents one byte.
-    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
+    # A file name that is not UTF-8 has lone surrogates, each of which represents one byte. An id may have others.
+    errors = "surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass"
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", errors))

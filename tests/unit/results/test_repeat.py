@@ -161,6 +161,7 @@ def test_whatever_a_parameter_is_called_the_shell_hands_it_over_whole(parameter)
 
 def test_characters_that_can_not_be_seen_are_escaped_as_bash_reads_them():
     assert r"$'a\x0ab\'c\\d'" == quote("a\nb'c\\d")
+    assert r"$'\xff\xed\xa0\x80'" == quote("\udcff\ud800")
 
 
 def test_arguments_for_pytest_that_only_select_or_print_are_left_out():
