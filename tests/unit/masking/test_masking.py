@@ -243,6 +243,19 @@ def test_a_ledger_can_be_opened_anew():
     assert "*** ***" == masker.text("from the start learned later")
 
 
+def test_a_test_may_replace_the_functions_that_read_the_ledger(monkeypatch):
+    masker, other = Masker(), Masker()
+    masker.share()
+    other.share(os.dup(masker.shared))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", lambda _: os.stat("/"))
+        patch.setattr(os, "pread", lambda *_: b"")
+        other.hide(["hunter2"])
+        masked = masker.data(b"hunter2")
+
+    assert b"***" == masked
+
+
 def test_a_ledger_that_a_test_has_closed_or_replaced_is_left_alone(tmp_path):
     masker = hiding("known value")
     masker.share()

@@ -29,6 +29,8 @@ _LEARNED = re.compile(rb"^[ \t]*::add-mask::([^\r\n]+)", re.MULTILINE)
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _SPECIAL = re.compile(r"""[\s!"$&'(),;<>?*\[\\\]^`{|}]""")
 _SPECIAL_IN_QUOTES = re.compile(r'[$`"\\]')
+# Bound at import: tests may monkeypatch them.
+_fstat, _pread = os.fstat, os.pread
 _GITHUB_ESCAPES = ((b"%0D", b"\r"), (b"%0A", b"\n"), (b"%25", b"%"))
 
 
@@ -130,7 +132,7 @@ class Masker(OutputFilter):
             os.close(fd)
         # All processes of the run write to it. So each value lands at the end, and none overwrites another.
         fcntl.fcntl(self._ledger, fcntl.F_SETFL, os.O_APPEND)
-        found = os.fstat(self._ledger)
+        found = _fstat(self._ledger)
         self._identity = (found.st_dev, found.st_ino)
         self._read = 0
         self._write(sorted(self._values))
@@ -146,7 +148,7 @@ class Masker(OutputFilter):
         if self._ledger < 0:
             return 0
         try:
-            found = os.fstat(self._ledger)
+            found = _fstat(self._ledger)
         except OSError:
             found = None
         if found is None or (found.st_dev, found.st_ino) != self._identity:
@@ -159,7 +161,7 @@ class Masker(OutputFilter):
         if size <= self._read:
             return
         # Not `read`: the processes share one position of the file.
-        added = os.pread(self._ledger, size - self._read, self._read)
+        added = _pread(self._ledger, size - self._read, self._read)
         self._read = size
         self._add(filter(None, added.decode("utf-8", "surrogatepass").split("\0")))
 

@@ -6,8 +6,10 @@ in pytest itself it was an internal error: https://github.com/pytest-dev/pytest/
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+
+# By name: tests replace `json.dumps`, whose text would then end the rank, or pytest in the controller.
+from json import dumps
 from typing import Any
 
 import pytest
@@ -23,11 +25,11 @@ def report_as_json(report: pytest.TestReport, config: pytest.Config) -> tuple[di
     """Return a report in pytest's serialisable form, masked, and as ASCII JSON."""
     data = masked(serialisable(report, config)) if outgoing.active else serialisable(report, config)
     try:
-        return data, json.dumps(data, default=_represent)
+        return data, dumps(data, default=_represent)
     except Exception:  # noqa: BLE001 - what is in it is not ours
         # Masked once more: the representation of an object is a new text.
         data = outgoing.tree(_plain(data))
-        return data, json.dumps(data)
+        return data, dumps(data)
 
 
 def serialisable(report: pytest.TestReport, config: pytest.Config) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Callable, Generator
+from json import dumps
 from time import CLOCK_MONOTONIC, clock_gettime
 from typing import Any
 
@@ -300,4 +300,4 @@ def _within_limit(text: str, data: dict[str, Any], report: pytest.TestReport) ->
     essential = {"longrepr": message, "sections": [], "user_properties": []}
     if isinstance(place, list | tuple):  # a skip: pytest insists on file, line and reason
         essential["longrepr"] = [*place[:2], f"Skipped: {message}"]
-    return json.dumps(shorten_all({**data, **essential}), default=text_of)
+    return dumps(shorten_all({**data, **essential}), default=text_of)

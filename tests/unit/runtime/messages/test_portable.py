@@ -31,3 +31,12 @@ def test_a_report_leaves_the_process_masked(
 
     assert data["longrepr"] == f"password {shown}"
     assert json.loads(text)["longrepr"] == f"password {shown}"
+
+
+def test_a_test_may_replace_json(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = pytest.TestReport("t", ("t", 1, "t"), {}, "passed", None, "call")
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dumps", lambda *_, **__: "{}")
+        _, text = portable.report_as_json(report, request.config)
+
+    assert "t" == json.loads(text)["nodeid"]
