@@ -26,11 +26,8 @@ def check_backends(items: Iterable[pytest.Item], options: RunOptions) -> None:
         if shape is None or _is_built(shape.backend):
             continue
         if shape.backend in options.backend:
-            build = (
-                f". {backend_named(shape.backend).title} needs {build}"
-                if (build := build_of(shape.backend))
-                else ""
-            )
+            needed = build_of(shape.backend)
+            build = f". {backend_named(shape.backend).title} needs {needed}" if needed else ""
             raise UsageError(
                 f"--backend {shape.backend}: the installed torch has no such backend; it has {_built_backends()}{build}"
             )

@@ -140,6 +140,11 @@ def ranks(*outcomes, **more):
     )
 
 
+def of_subtest(outcome, skipped):
+    end = RankEnd.REPORTED
+    return (RankRecord(rank=0, end=end, outcome=outcome, message="(i=1) assert 0", subtests_skipped=skipped),)
+
+
 def again(retries, outcome, *records):
     attempt = judged(retries, outcome)
     return msgspec.structs.replace(attempt, result=msgspec.structs.replace(attempt.result, ranks=records))
@@ -158,6 +163,9 @@ PASSED, FAILED, SKIPPED, XFAILED = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPP
         (ranks(PASSED, FAILED), ranks(XFAILED, XFAILED), XFAILED, "failed again, now as expected: xfailed"),
         (ranks(PASSED, FAILED, xfail=True), ranks(XFAILED, XFAILED), XFAILED, ""),
         (ranks(PASSED, FAILED), ranks(PASSED, FAILED), FAILED, ""),
+        (of_subtest(FAILED, 0), of_subtest(PASSED, 1), PASSED, "passed on rank 0 without some subtests"),
+        (of_subtest(FAILED, 1), of_subtest(PASSED, 1), PASSED, ""),
+        (ranks(FAILED), of_subtest(PASSED, 1), PASSED, ""),
     ],
 )
 def test_an_attempt_that_evades_the_failure_does_not_undo_it(first, second, outcome, stands):
