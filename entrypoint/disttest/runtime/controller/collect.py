@@ -124,7 +124,8 @@ def _isolation(
 
 def _timeout_s(item: pytest.Item, options: RunOptions, world: OwnWorld | None) -> float:
     mark = closest_mark(item, "timeout")
-    if mark is None:
+    # pytest-timeout has marks without a limit: `timeout(method="thread")`.
+    if mark is None or (mark.kwargs and not mark.args and "timeout" not in mark.kwargs):
         # An option that the user gave outweighs the limits of plugins and classes. It does not outweigh a
         # mark.
         asked = "timeout" in options.given
