@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 import shutil
+from unittest import mock
 
 import pytest
 
@@ -190,3 +191,16 @@ def test_a_key_that_the_fixtures_of_a_slower_rank_set_stays(keys):
     before = state_snapshot.state_before(last, shared_fixtures=True)
 
     assert () == state_snapshot.restore_state(before, before, pristine={}, shared_fixtures=True).leaks
+
+
+def test_all_patches_of_one_target_are_stopped_the_last_one_first():
+    facet = facet_of("monkeypatches", "patch")
+    first, second = mock.patch("shutil.move", 1), mock.patch("shutil.move", 2)
+    original = shutil.move
+    first.start()
+    second.start()
+    (name,) = facet.read()
+
+    assert facet.restore(name, MISSING)
+
+    assert (original, {}) == (shutil.move, facet.read())

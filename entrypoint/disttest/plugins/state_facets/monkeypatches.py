@@ -222,11 +222,14 @@ def _restore_module(name: str, then: Any) -> bool:
     return True
 
 
-def _mock_patches() -> Values:
+def _active_patches() -> list[Any]:
     mock = sys.modules.get("unittest.mock")
     # `patch.start()` adds to this list. Patches of `with` blocks and decorators end with their code.
-    active = mock._patch._active_patches if mock else ()
-    return {_target(patch): patch for patch in active} if active else {}
+    return mock._patch._active_patches if mock else []
+
+
+def _mock_patches() -> Values:
+    return {_target(patch): patch for patch in _active_patches()}
 
 
 def _target(patch: Any) -> str:
@@ -239,7 +242,8 @@ def _target(patch: Any) -> str:
 def _stop_patch(name: str, then: Any) -> bool:
     if then is not MISSING:
         return False
-    for patch in [patch for target, patch in _mock_patches().items() if target == name]:
+    # The last one first: it puts back the value that an earlier one of the same target has set.
+    for patch in reversed([each for each in _active_patches() if _target(each) == name]):
         patch.stop()
     return True
 
