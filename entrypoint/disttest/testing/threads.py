@@ -80,7 +80,7 @@ class ThreadedWorld:
         if stuck:
             names = ", ".join(f"Thread {rank}" for rank in stuck)
             raise RuntimeError(f"{names} terminated or timed out after {limit_s:g} seconds\n{stacks}")
-        failures = _drain(self.failures)
+        failures = [self.failures.get() for _ in range(self.failures.qsize())]
         # Before `evaluate`, which raises and joins the outcomes of all threads.
         report_rank_threads(len(self.threads), [(rank, exc_info[1]) for rank, exc_info in failures])
         evaluate(failures)
@@ -88,13 +88,6 @@ class ThreadedWorld:
     def _stack(self, rank: int) -> str:
         frame = sys._current_frames().get(self.threads[rank].ident or 0)
         return f"Stack of thread {rank}:\n{''.join(traceback.format_stack(frame))}" if frame else ""
-
-
-def _drain(failures: queue.Queue[Failure]) -> list[Failure]:
-    found = []
-    while not failures.empty():
-        found.append(failures.get())
-    return found
 
 
 def evaluate(failures: Sequence[Failure]) -> None:

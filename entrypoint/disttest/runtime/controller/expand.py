@@ -121,12 +121,15 @@ def make_ids_unique(items: list[pytest.Item]) -> None:
 def rename(item: pytest.Item, nodeid: str, *, collected_as: str) -> None:
     """Give an item another id; the old one still selects it."""
     item.stash[_COPY_OF] = collected_as
-    its: Any = item
+    _set_id(item, nodeid)
+
+
+def _set_id(item: Any, nodeid: str) -> None:
     # An item's id cannot be set by a public function; it has another name since pytest 9.2 (pytest 8.4 to 9.2).
     if hasattr(item, "_id"):
-        its._id = type(its._id).parse(nodeid)  # noqa: SLF001
+        item._id = type(item._id).parse(nodeid)  # noqa: SLF001
     else:  # pytest before 9.2
-        its._nodeid = nodeid  # noqa: SLF001
+        item._nodeid = nodeid  # noqa: SLF001
 
 
 def expand(nodes: Iterable[Any], wanted: Wanted, *, late: bool = False) -> Iterator[Any]:
@@ -242,6 +245,8 @@ def _plain(node: pytest.Function, label: str) -> pytest.Function:
 
 def _method(node: TestCaseFunction, label: str) -> WorldMethod:
     method: WorldMethod = WorldMethod.from_parent(node.parent, name=f"{node.name}[{label}]")
+    # pytest 9.2 compares ids in parts, for `--lf` and `--nf`, and takes a whole name for one part.
+    _set_id(method, method.nodeid)
     return method
 
 
