@@ -27,6 +27,14 @@ def high_copy(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
+def move_high(fd: int) -> int:
+    """Move a descriptor to a high number."""
+    try:
+        return high_copy(fd)
+    finally:
+        os.close(fd)
+
+
 def is_open(fd: int) -> bool:
     """Return whether the number is an open descriptor."""
     try:
@@ -55,11 +63,7 @@ def point_output_at(path: str | Path) -> None:
 
 def memory_file(name: str) -> int:
     """Create a file in anonymous memory at a high number. It disappears with the last process that holds it."""
-    low = os.memfd_create(name)
-    try:
-        return high_copy(low)
-    finally:
-        os.close(low)
+    return move_high(os.memfd_create(name))
 
 
 def take_descriptors(received: Sequence[int], numbers: Sequence[int]) -> None:

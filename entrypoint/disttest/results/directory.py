@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from disttest.descriptors import high_copy
+from disttest.descriptors import move_high
 from disttest.errors import JournalError, UsageError
 from disttest.host.proc import is_alive
 from disttest.limits import KEPT_LOGS_S, KILL_S
@@ -104,8 +104,7 @@ class ResultsDirectory:
     def _hold(self, path: Path, fd: int) -> None:
         self._let_go()
         # A high number, because tests and programs close or redirect the low ones.
-        self._fd = high_copy(fd)
-        os.close(fd)
+        self._fd = move_high(fd)
         # Device and inode identify the directory after a rename.
         found = os.fstat(self._fd)
         # The name follows from the pid of the run, so that processes of the run know it without a message.

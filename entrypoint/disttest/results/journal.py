@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
+from disttest.descriptors import move_high
 from disttest.errors import JournalError, UsageError
 from disttest.host.copies import is_copy
 from disttest.host.lines import LONGEST_LINE, Lines
@@ -74,7 +75,9 @@ class Journal:
         self.unwritten: list[Event] = []
         """Events that the full disk could not hold."""
         self._names: dict[str, str] = {}
-        self._fd = os.open(path, _FLAGS, 0o644) if fd is None else fd
+        # A test that closes low descriptors and opens a file would get the events in that file.
+        self._fd = move_high(os.open(path, _FLAGS, 0o644) if fd is None else fd)
+        self._file = os.fstat(self._fd)
 
     def fileno(self) -> int:
         """Descriptor for a process that will write into the same journal, whatever happens to its path."""
@@ -101,6 +104,9 @@ class Journal:
             line = self._encode(event)
             if len(line) > LONGEST_LINE:  # readers skip such a line
                 line = _encoder.encode(shorten_all(msgspec.json.decode(line)))
+            # A test may have closed all descriptors, and opened another file under this number.
+            if not os.path.samestat(os.fstat(self._fd), self._file):
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             _write_line(self._fd, line + b"\n")
         except OSError as error:
             self.unwritten.append(event)
@@ -142,7 +148,7 @@ class Journal:
         Raises:
             OSError: the file cannot be written, or exists and so belongs to another run.
         """
-        fd = os.open(path, _FLAGS | os.O_EXCL, 0o644)
+        fd = move_high(os.open(path, _FLAGS | os.O_EXCL, 0o644))
         try:
             # pread moves no position, which processes with a copy of the descriptor share.
             _write_line(fd, os.pread(self._fd, os.fstat(self._fd).st_size, 0))
@@ -150,7 +156,7 @@ class Journal:
             os.close(fd)
             raise
         os.close(self._fd)
-        self._fd, self.path = fd, path
+        self._fd, self.path, self._file = fd, path, os.fstat(fd)
 
     def events(self) -> Iterator[AnyEvent]:
         """Yield all events so far, of any writer, including unwritten ones; works even if the path is gone."""

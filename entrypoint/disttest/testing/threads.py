@@ -101,7 +101,9 @@ def evaluate(failures: Sequence[Failure]) -> None:
         unittest.SkipTest: one or more skipped.
     """
     errors, skip = [], None
-    if failures and _is_text_exit(first := failures[0][1][1]):
+    first = failures[0][1][1] if failures else None
+    # Unless it is the first, torch has woken a thread that exits with a text: another one had failed.
+    if isinstance(first, SystemExit) and isinstance(first.code, str):
         errors.append(f"Thread {failures[0][0]} exited: {first.code}\n")
     for rank, exc_info in sorted(failures, key=lambda failure: failure[0]):
         error = exc_info[1]
@@ -119,11 +121,6 @@ def evaluate(failures: Sequence[Failure]) -> None:
         raise RuntimeError("".join(errors))
     if skip:
         raise unittest.SkipTest(skip)
-
-
-def _is_text_exit(error: BaseException) -> bool:
-    """Return whether a thread exited with a text. Unless it is the first, torch has woken it: another one had failed."""
-    return isinstance(error, SystemExit) and isinstance(error.code, str)
 
 
 def _is_bad_exit(request: SystemExit) -> bool:

@@ -1,3 +1,6 @@
+import errno
+import os
+
 import pytest
 
 from disttest.errors import UsageError
@@ -131,3 +134,19 @@ def test_a_call_in_words():
     send = RecordedSignature(op="send", group="default", peer=3, inputs=(Spec("int64", ()),))
     assert "send of group default with rank 3 (int64[])" == describe(send)
     assert "store.get of 'a', 'b'" == describe(RecordedSignature(op="store.get", keys=("a", "b")))
+
+
+def test_a_file_that_can_not_grow_ends_the_recording_and_not_the_test(path, monkeypatch):
+    writer = Writer(path)
+    writer.write(HEAD)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda *_: raise_too_large())
+        writer.write(Called(0, 5))
+    writer.write(Completed())
+    writer.close()
+
+    assert not read_recording(path).is_whole
+
+
+def raise_too_large():
+    raise OSError(errno.EFBIG, "File too large")

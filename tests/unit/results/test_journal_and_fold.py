@@ -240,6 +240,18 @@ def test_a_journal_is_read_by_its_writer_when_its_path_is_gone(tmp_path):
     assert [START] == list(journal.events())
 
 
+def test_nothing_is_written_into_a_file_that_has_the_number_of_the_journal(tmp_path):
+    """A test may close all descriptors, and open files of its own."""
+    journal = Journal(tmp_path / "events.jsonl")
+    assert journal.fileno() >= 100
+    with (tmp_path / "of the test").open("wb") as other:
+        os.dup2(other.fileno(), journal.fileno())
+
+    with pytest.raises(JournalError, match="Bad file descriptor"):
+        journal.append(START)
+    assert b"" == (tmp_path / "of the test").read_bytes()
+
+
 def test_a_journal_never_moves_into_a_file_that_is_there(tmp_path):
     journal = Journal(tmp_path / "events.jsonl")
     journal.append(START)

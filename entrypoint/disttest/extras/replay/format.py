@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from disttest.descriptors import move_high
 from disttest.errors import UsageError
 from disttest.model import Frozen, WorldShape, short_place
 from disttest.observe import Spec
@@ -149,7 +150,7 @@ class Writer:
         path.parent.mkdir(parents=True, exist_ok=True)
         # O_EXCL and O_NOFOLLOW: a test may have put a link or a file of its own there.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(path, flags, 0o644)
+        self._fd = move_high(os.open(path, flags, 0o644))
         self._size = os.write(self._fd, MAGIC)
         self.is_full = False
 
@@ -165,9 +166,13 @@ class Writer:
             data = _encoder.encode(Unfit(f"it received more than {_LIMIT >> 20} MiB"))
         data = _LENGTH.pack(len(data)) + data
         self._size += len(data)
-        written = os.write(self._fd, data)
-        while written < len(data):  # cut short by a signal or a full disk; the latter raises now
-            written += os.write(self._fd, data[written:])
+        try:
+            while data:  # a signal or a full disk may cut a write short
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            # The disk is full, or the test has limited the size of files. The recording ends here, so that it is
+            # refused, and the test goes on.
+            self.is_full = True
 
     def close(self) -> None:
         """Close the file."""

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
-from disttest.descriptors import high_copy, memory_file
+from disttest.descriptors import memory_file, move_high
 from disttest.outgoing import OutputFilter
 from disttest.plugins.masking.encoded_lines import EncodedLines, encodings
 
@@ -128,8 +128,7 @@ class Masker(OutputFilter):
             self._ledger = memory_file("disttest-masks")
         else:
             # A high number, since tests and the programs that they start close low ones.
-            self._ledger = high_copy(fd)
-            os.close(fd)
+            self._ledger = move_high(fd)
         # All processes of the run write to it. So each value lands at the end, and none overwrites another.
         fcntl.fcntl(self._ledger, fcntl.F_SETFL, os.O_APPEND)
         found = _fstat(self._ledger)

@@ -61,12 +61,10 @@ def known_skip(item: pytest.Item) -> str | None:
 def _known_skip(item: pytest.Item) -> str | None:
     from _pytest.skipping import Skip, evaluate_skip_marks
 
-    skip: Skip | None
-    if any(isinstance(condition, str) for condition in _conditions(item)):
-        # Such a text may read variables that only ranks have.
-        skip = next((Skip(*mark.args, **mark.kwargs) for mark in item.iter_markers("skip")), None)
-    else:
-        skip = evaluate_skip_marks(item)
+    # A condition that is a text may read variables that only ranks have.
+    has_text = any(isinstance(condition, str) for condition in _conditions(item))
+    plain = (Skip(*mark.args, **mark.kwargs) for mark in item.iter_markers("skip"))
+    skip = next(plain, None) if has_text else evaluate_skip_marks(item)
     if skip is not None:
         return skip.reason
     function = getattr(item, "obj", None)

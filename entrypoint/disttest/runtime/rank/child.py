@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pytest
 
-from disttest.descriptors import append_to, high_copy, point_output_at
+from disttest.descriptors import append_to, high_copy, move_high, point_output_at
 from disttest.host.cuda_answers import answer_for_cuda, answer_for_numba, leave_answers_to_cuda
 from disttest.host.cuda_touch import check_by_nvml, forget_check_by_nvml, unwatch_cuda, watch_cuda
 from disttest.host.process import STACKS_SIGNAL, flush_output
@@ -154,7 +154,7 @@ def register_stacks(path: Path) -> None:
     pending = path.with_suffix(".pending")
     # faulthandler keeps the number of the descriptor only, so the file must stay open: the dictionary holds
     # it.
-    file = _stacks_files.get(path) or pending.open("ab", buffering=0)
+    file = _stacks_files.get(path) or os.fdopen(move_high(append_to(pending)), "ab", buffering=0)
     # A test may have installed its own handler.
     faulthandler.unregister(STACKS_SIGNAL)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
@@ -169,7 +169,7 @@ def join_stacks(path: Path) -> None:
     Raises:
         OSError: the file no longer exists.
     """
-    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab", buffering=0)
+    file = os.fdopen(move_high(os.open(path, os.O_WRONLY | os.O_APPEND)), "ab", buffering=0)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
     _stacks_files[path] = file
 
