@@ -85,3 +85,19 @@ def test_errors_that_are_each_other_s_cause_are_told_once():
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
     assert ["ValueError: first", "ValueError: second"] == told_of(first)
+
+
+def test_what_has_no_text_is_reported_all_the_same():
+    class Odd(Exception):
+        def __str__(self):
+            raise ValueError
+
+    error = Odd()
+    error.__cause__ = RuntimeError("Connection closed by peer")
+    tool = ChaosTool(ChaosCase(contract=Contract()), rank=0, announce=lambda _at_s: None)
+
+    seen = tool.report([(Odd(), 1)], error)
+
+    assert 2 == len(seen.raised)
+    assert "RuntimeError: Connection closed by peer" == seen.raised[1]
+    assert ["1"] == [*seen.numbers.values()]

@@ -20,6 +20,7 @@ from disttest.model import SeenCall
 from disttest.observe import Call, Group, Tool, Wait, as_text, spec_of
 from disttest.observe.operations import title_of
 from disttest.outgoing import outgoing
+from disttest.runtime.messages.portable import text_of
 from disttest.runtime.rank.rank_test import RankTest
 
 
@@ -155,7 +156,8 @@ class ChaosTool(Tool):
 
 
 def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    # The `__str__` of a test's exception may raise.
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _shown(error: BaseException | None, known: set[int] | None = None) -> Iterator[BaseException]:
@@ -209,7 +211,7 @@ def numbers_of(properties: Iterable[tuple[str, Any]]) -> dict[str, str]:
     Args:
         properties: arguments of ``record_property``; the last value of a name counts.
     """
-    return {outgoing.text(str(name)): outgoing.text(_describe_value(value)) for name, value in properties}
+    return {outgoing.text(text_of(name)): outgoing.text(_describe_value(value)) for name, value in properties}
 
 
 def _describe_value(value: Any) -> str:
