@@ -21,6 +21,7 @@ from disttest.results.exit_codes import SKIP_MESSAGES
 from disttest.results.hang_findings import HARNESS
 from disttest.results.headline import headline, raised_line
 from disttest.results.verdict import is_consequence
+from disttest.runtime.messages.portable import text_of
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, Raised, RunStop, clean_text
 from disttest.runtime.messages.raised import describe_held_back, describe_raised, stop_of
 from disttest.runtime.rank.rank_test import PostMortem
@@ -36,8 +37,9 @@ def describe(error: BaseException) -> tuple[str, str]:
     """Return headline and traceback of an exception. Frames of torch's harness and of disttest are removed."""
     trace = traceback.TracebackException.from_exception(error)
     _fold(trace)
-    name = type(error).__name__
-    return headline(f"{name}: {error}") if str(error).strip() else _bare(name, trace), "".join(trace.format())
+    # The `__str__` of a test's exception may raise.
+    name, text = type(error).__name__, text_of(error)
+    return headline(f"{name}: {text}") if text.strip() else _bare(name, trace), "".join(trace.format())
 
 
 def _bare(name: str, trace: traceback.TracebackException) -> str:
@@ -89,7 +91,7 @@ def _thread_record(
         return passed
     order, error = raised
     if isinstance(error, unittest.SkipTest):
-        return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=str(error))
+        return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=text_of(error))
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code in SKIP_MESSAGES:
         return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=SKIP_MESSAGES[error.code])
     # The first to leave while others wait for it has not finished the test, whatever its code.
@@ -186,7 +188,7 @@ class Account:
         elif self._failure() is not None:
             self.report_failure()
         elif code in skips and isinstance(self._raised, unittest.SkipTest):
-            self._send(Outcome.SKIPPED, str(self._raised))
+            self._send(Outcome.SKIPPED, text_of(self._raised))
         elif code in skips:
             self._send(Outcome.SKIPPED, skips[code])
 
@@ -195,7 +197,7 @@ class Account:
         if error is None:
             self._send(Outcome.PASSED)
         elif isinstance(error, unittest.SkipTest):
-            self._send(Outcome.SKIPPED, str(error))
+            self._send(Outcome.SKIPPED, text_of(error))
         # `sys.exit` accepts any object, such as a list, which cannot be a key.
         elif isinstance(error, SystemExit) and isinstance(error.code, int) and error.code in skips:
             self._send(Outcome.SKIPPED, skips[error.code])
