@@ -107,6 +107,12 @@ class ShardRun:
         self.say(TestFinished, result=finished)
         self.say(WorldEnded, world_id=world_id)
 
+    def skip(self, nodeid: str, message: str) -> None:
+        """Collect a file or a folder that skips itself."""
+        self.collect(msgspec.structs.replace(case("skipped"), nodeid=nodeid))
+        skip = TestResult(nodeid=nodeid, outcome=Outcome.SKIPPED, phase="collect", message=message)
+        self.say(TestFinished, result=skip)
+
     def note(self, message: str, nodeid: str = "") -> None:
         self.say(Noted, message=message, nodeid=nodeid)
 

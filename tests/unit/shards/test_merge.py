@@ -26,10 +26,10 @@ from disttest.extras.shards.shard_plan import (
     plan_equal_shards,
 )
 from disttest.extras.shards.shard_sources import find_plan, unfold
-from disttest.model import Cause, Invocation, Outcome, TestCase, TestResult
+from disttest.model import Cause, Invocation, Outcome, TestCase
 from disttest.planning.timings import Timings
 from disttest.reports.write import rebuild, write_reports
-from disttest.results.events import CollectionFailed, TestFinished
+from disttest.results.events import CollectionFailed
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
 
@@ -220,10 +220,7 @@ def test_planned_tests_of_a_file_that_skips_itself_are_skipped(
     other = case("e", file="others/test_b.py")
     plan = plan_equal_shards([A, B, other] if also_runs else [A, B], Timings(), shards=1)
     shard = ShardRun(artifacts / "r1", 1, plan_id=plan.plan_id, invocation=without(A, B))
-    entry = msgspec.structs.replace(A, nodeid=hidden_by)
-    shard.collect(entry)
-    skip = TestResult(nodeid=hidden_by, outcome=Outcome.SKIPPED, phase="collect", message="no engine")
-    shard.say(TestFinished, result=skip)
+    shard.skip(hidden_by, "no engine")
     if also_runs:
         shard.run(other)
     shard.finish(code)
@@ -396,6 +393,32 @@ def test_a_collection_error_counts_if_the_last_run_of_the_shard_has_it(
     assert f'errors="{0 if first else 1}"' in (into / "junit.xml").read_text()
     note = "tests/broken.py: shard-1: not collected in this run of the shard, but a later one counts"
     assert first == (note in run.notes)
+
+
+@pytest.mark.parametrize("skipped_in", [{0}, {1}, {0, 1}])
+def test_a_file_has_skipped_itself_if_it_did_in_the_last_run_of_its_shard(
+    artifacts: Path, into: Path, skipped_in: set[int]
+) -> None:
+    hidden = case("b", file="tests/test_b.py")
+    plan = plan_equal_shards([A, hidden], Timings(), shards=1)
+    for number in range(2):
+        gone = (hidden,) if number in skipped_in else ()
+        at_s = START_S + 1000 * number
+        shard = ShardRun(
+            artifacts / f"r{number}", 1, plan_id=plan.plan_id, at_s=at_s, invocation=without(*gone)
+        )
+        shard.skip("tests/test_b.py", "no engine") if gone else shard.run(hidden)
+        shard.run(A)
+        shard.finish()
+
+    run = merge([artifacts], into, plan=plan, reruns=True)
+
+    attempts = {test.test.nodeid: len(test.attempts) for test in run.tests}
+    assert (2, 1, 1 in skipped_in) == (
+        attempts[A.nodeid],
+        attempts[hidden.nodeid],
+        "tests/test_b.py" in attempts,
+    )
 
 
 def test_a_shard_of_another_plan_is_refused(artifacts: Path, into: Path) -> None:

@@ -222,7 +222,16 @@ class _Merge:
         self._disttest = disttest
         self._verdicts: dict[str, _Verdict] = {}
         self._same: dict[_Verdict, _Verdict] = {}
-        self._vanished = {nodeid for source in sources for nodeid in source.vanished}
+        last = {source.number: source.directory for source in sources}
+        self._superseded = {
+            source.directory
+            for source in sources
+            if source.number is not None and source.directory != last[source.number]
+        }
+        # The later run of a shard decides which tests exist, and which files skipped themselves.
+        deciding = [source for source in sources if source.directory not in self._superseded]
+        self._vanished = {nodeid for source in deciding for nodeid in source.vanished}
+        self._outdated_skips: set[str] = set()
         # Files, classes and folders that skipped themselves, with their reasons.
         self._skipped: dict[str, str] = {}
         self._collection_errors: set[tuple[str, str]] = set()
@@ -233,6 +242,16 @@ class _Merge:
         yield self._started()
         for source in self._sources:
             shard = _ShardStream(source, self._into)
+            # Read in advance: the event that collects an entry comes before the one that says that it skipped itself.
+            self._outdated_skips = (
+                {
+                    event.result.nodeid
+                    for event in source.events()
+                    if isinstance(event, TestFinished) and event.result.phase == "collect"
+                }
+                if source.directory in self._superseded
+                else set()
+            )
             for event in shard.events():
                 yield from self._joined(event, shard)
             self._last_at_s = max(self._last_at_s, shard.span.ended_at_s)
@@ -274,10 +293,14 @@ class _Merge:
 
     def _joined(self, event: AnyEvent, shard: _ShardStream) -> Iterator[AnyEvent]:
         match event:
+            case TestCollected(test=entry) | TestFinished(result=entry) if (
+                entry.nodeid in self._outdated_skips
+            ):
+                pass
             case TestCollected(test=test):
                 if test.nodeid not in self._verdicts:
                     yield event
-            case CollectionFailed(nodeid=nodeid) if self._is_superseded(shard.source):
+            case CollectionFailed(nodeid=nodeid) if shard.source.directory in self._superseded:
                 message = (
                     f"{shard.source.label}: not collected in this run of the shard, but a later one counts"
                 )
@@ -290,11 +313,6 @@ class _Merge:
                 yield from self._judged(event, result, shard)
             case _:
                 yield event
-
-    def _is_superseded(self, source: ShardSource) -> bool:
-        """Whether a later source is a rerun of this shard."""
-        later = self._sources[self._sources.index(source) + 1 :]
-        return source.number is not None and any(other.number == source.number for other in later)
 
     def _judged(self, event: TestFinished, result: TestResult, shard: _ShardStream) -> Iterator[AnyEvent]:
         label, number = shard.source.label, shard.source.number
