@@ -65,6 +65,11 @@ def test_a_message_leads_to_its_section(section: str, quoted: str) -> None:
     assert id_of(quoted.replace("…", "some text")) == section
 
 
+@pytest.mark.parametrize("before", ["", "node n2: "])
+def test_a_refusal_of_a_whole_job_leads_to_the_section_of_its_reason(before: str) -> None:
+    assert id_of(f"refused: {before}Kubernetes says: the server does not answer") == "kubernetes-says"
+
+
 def test_each_section_has_an_id_of_several_words_and_no_other_has_it() -> None:
     names = re.findall(r"^### (.*)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
     assert len(set(names)) == len(names) > 100

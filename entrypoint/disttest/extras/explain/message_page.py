@@ -21,6 +21,8 @@ _KEPT_SPACE = "\0"
 _WIDEST = 100
 _LONGEST = 1000
 """Characters of a message that are compared: a test may fail with a text of any length."""
+_REFUSED = re.compile(r"refused: (?:node [^\s:]+: )?")
+"""Words before the message of a refusal that is the error of all tests of a job."""
 _VARIES = re.compile(r"…|\b[A-Z]+(?::[A-Z]+)?\b|'X'")
 """Parts of a quoted message that vary: dots, and words in capitals."""
 
@@ -74,7 +76,7 @@ def literals(quoted: str) -> list[str]:
 
 def id_of(message: str) -> str:
     """Return the id of a message; empty for an unknown one. Of several quotes that fit, the most literal counts."""
-    beginning = message[:_LONGEST]
+    beginning = message[refused.end() if (refused := _REFUSED.match(message)) else 0 :][:_LONGEST]
     found = (quote for quote in _quotes(message_sections()) if quote.pattern.match(beginning))
     return max(found, key=lambda quote: (quote.literal, quote.id), default=_NO_QUOTE).id
 
