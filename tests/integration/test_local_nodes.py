@@ -70,6 +70,13 @@ def planned(module_lab: Lab) -> Ended:
     return ended
 
 
+def test_an_option_with_which_no_job_can_run_refuses_the_run(lab: Lab) -> None:
+    lab.write(test_gone=GONE)
+    ended = lab.run(".", "--device", "cpu", "--launcher", "local", "--image", "org/tests:1")
+    assert ended.exit_code == 9, ended.output
+    assert ended.output.count("--image needs a scheduler that starts containers") == 1
+
+
 @pytest.fixture(scope="module")
 def shards(planned: Ended) -> tuple[Ended, Ended]:
     """Both shards, side by side: the worlds that span nodes, and the lease."""

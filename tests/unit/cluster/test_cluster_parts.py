@@ -575,7 +575,7 @@ class TestSubmission:
 
     def test_local_agents_have_no_image(self) -> None:
         with pytest.raises(SchedulerError, match="--image needs a scheduler that starts containers"):
-            LocalLauncher({}).start(a_job(image="ours:1"))
+            LocalLauncher({}).check(a_job(image="ours:1"))
 
     def test_secrets_stay_at_home(self) -> None:
         environ = {

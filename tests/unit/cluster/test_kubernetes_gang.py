@@ -212,6 +212,19 @@ class TestAskingForPods:
         with pytest.raises(SchedulerError, match="needs an image with disttest and torch; give --image"):
             manifests.complete_pod(manifests.pod_patch(job, OPTIONS, "me"), job)
 
+    @pytest.mark.parametrize(
+        ("mounts", "image", "why"),
+        [
+            ((), "", "needs an image with disttest"),
+            (("/data",), "org/tests:1", "--mount works with Slurm only"),
+        ],
+    )
+    def test_options_with_which_no_pod_can_run_are_refused_once(
+        self, mounts: tuple[str, ...], image: str, why: str
+    ) -> None:
+        with pytest.raises(SchedulerError, match=why):
+            KubernetesLauncher({}, LauncherOptions(mounts=mounts)).check(a_job(image=image))
+
     def test_a_queue_of_kueue_admits_the_pods_together(self) -> None:
         metadata = manifests.pod_patch(a_job(), LauncherOptions(account="ci"), "me")["metadata"]
         assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "ci"

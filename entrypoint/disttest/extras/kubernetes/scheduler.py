@@ -270,18 +270,26 @@ class KubernetesLauncher:
         resource = self._options.gpu_resource or manifests.GPU_RESOURCE
         return manifests.capacity_of(nodes.items, wanted, resource, scheduler)
 
+    def check(self, job: JobSpec) -> None:
+        """Check the image and the files of the user.
+
+        Raises:
+            SchedulerError: no image is named, there are mounts, or a file is invalid.
+        """
+        if self._options.mounts:
+            raise SchedulerError("--mount works with Slurm only; put volumes of pods into --pod-template")
+        self._pod(job)
+        self._objects(job)
+
     def start(self, job: JobSpec) -> KubernetesRun:
         """Request the pods of a job; the request is made when its events are read.
 
         Raises:
             SchedulerError: kubectl is missing, or a file of the user is invalid.
         """
-        if self._options.mounts:
-            raise SchedulerError("--mount works with Slurm only; put volumes of pods into --pod-template")
-        pod = manifests.complete_pod(self._merged(manifests.pod_patch(job, self._options, self._client)), job)
         gang = PodGang(
             job,
-            manifests.named_for(job, pod),
+            self._pod(job),
             objects=self._objects(job),
             client=self._client,
             kubectl=self._kubectl,
@@ -292,6 +300,10 @@ class KubernetesLauncher:
         return KubernetesRun(
             job, gang, self._kubectl, {name: text for name, text in passed.items() if name not in NOT_INSIDE}
         )
+
+    def _pod(self, job: JobSpec) -> manifests.Manifest:
+        patch = manifests.pod_patch(job, self._options, self._client)
+        return manifests.named_for(job, manifests.complete_pod(self._merged(patch), job))
 
     def _merged(self, patch: manifests.Manifest) -> manifests.Manifest:
         """Merge disttest's fields over the user's template, by Kubernetes' rules."""

@@ -300,6 +300,9 @@ class SlurmLauncher:
             self._output_of(["sinfo", "-h", *where, "-o", words.SINFO_FORMAT]), scheduler
         )
 
+    def check(self, job: JobSpec) -> None:
+        """Do nothing: srun checks its arguments."""
+
     def start(self, job: JobSpec) -> SlurmRun:
         """Submit a job.
 

@@ -135,6 +135,9 @@ class HostsLauncher:
         variables = [f"DISTTEST_NODE{name}={value}" for name, value in place.items()]
         return Program([*self._ssh, host, "env", *variables, *self._command], travelling(job, self._environ))
 
+    def check(self, job: JobSpec) -> None:
+        """Nothing to refuse."""
+
     def start(self, job: JobSpec) -> HostsRun:
         """A job that waits for its hosts."""
         return HostsRun(job, self)

@@ -196,6 +196,9 @@ def run_on_cluster(
         options=options,
         scheduler=capacity.scheduler,
     )
+    template = _template(request, options, run_id, host)
+    # Once for the run: a refusal by `start` is an error of each test.
+    launcher.check(template)
     journal = Journal(directory.path / FILE_NAME)
     recorder = stop.recorder = JobRecorder(journal, directory.home, tell)
     # Before this run asks for nodes, which jobs of dead clients may hold.
@@ -205,7 +208,6 @@ def run_on_cluster(
     root = Path(collection.root or Path.cwd())
     _begin(recorder, collection, request, run_id)
     tests = collection.tests
-    template = _template(request, options, run_id, host)
     division = Division(
         jobs=jobs_at_once(request.jobs, capacity),
         gpus_per_node=request.gpus_per_node,

@@ -195,6 +195,14 @@ class Launcher(Protocol):
             SchedulerError: the scheduler is missing, out of reach, or refuses; the message has its own words.
         """
 
+    # Not a part of `capacity`, which `disttest plan` calls without an image.
+    def check(self, job: JobSpec) -> None:
+        """Refuse options of the user that no job can run with; ``job`` has no tests.
+
+        Raises:
+            SchedulerError: the image is missing, or an option is for another scheduler.
+        """
+
     def start(self, job: JobSpec) -> JobRun:
         """Submit a job. A refusal is the end of the job, not an exception."""
 

@@ -126,16 +126,23 @@ class LocalLauncher:
         cpus = len(os.sched_getaffinity(0))
         return Capacity(nodes=self._nodes, gpus_per_node=0, cpus_per_node=cpus, scheduler="local")
 
+    def check(self, job: JobSpec) -> None:
+        """Refuse an image.
+
+        Raises:
+            SchedulerError: there is one.
+        """
+        if job.image:
+            raise SchedulerError(
+                "--image needs a scheduler that starts containers; leave it out with --launcher local"
+            )
+
     def start(self, job: JobSpec) -> LocalRun:
         """Start the agents.
 
         Raises:
             SchedulerError: an agent cannot be started.
         """
-        if job.image:
-            raise SchedulerError(
-                "--image needs a scheduler that starts containers; leave it out with --launcher local"
-            )
         try:
             return LocalRun(job, travelling(job, self._environ), self._command)
         except OSError as error:
