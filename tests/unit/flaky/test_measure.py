@@ -25,6 +25,7 @@ from disttest.extras.flaky.causes import (
 )
 from disttest.extras.flaky.hooks import disttest_place_tests
 from disttest.extras.flaky.measure import Enough, Measurement, Outcomes, Trial, seed_of
+from disttest.extras.flaky.measure_run import table_of
 from disttest.extras.flaky.perturb import Perturbed, parse_perturbed
 from disttest.extras.flaky.perturbations import AFTER, perturbations
 from disttest.model import WorldKind
@@ -219,6 +220,21 @@ def test_two_tests_that_break_a_test_together_are_kept():
 def test_one_world_at_a_time_differs_wherever_a_run_may_have_several(processors, size, on_cpu, has):
     """A run on the CPU borrows slots while worlds sleep, whatever the number of processors."""
     assert has is ("alone" in {row.name for row in perturbations(processors, size, on_cpu=on_cpu)})
+
+
+@pytest.mark.parametrize(
+    ("test", "device", "on_cpu"),
+    [
+        (case("a", None), "cpu", True),
+        (case("a", None), "cuda", False),
+        (case("a", 2), "cuda", True),
+        (case("a", 2, device="cuda"), "cuda", False),
+    ],
+    ids=["ordinary", "ordinary, in a run on GPUs", "a world on the CPU there", "a world on GPUs"],
+)
+def test_a_test_that_may_use_a_gpu_is_neither_crowded_nor_short_of_memory(test, device, on_cpu):
+    """Its copies would exhaust the GPU, and a CUDA context needs more address space than any limit."""
+    assert on_cpu is ({"crowd", "memory"} <= {row.name for row in table_of(test, device)})
 
 
 @pytest.mark.parametrize(("needed", "smallest"), [(8, "cpu:8"), (3, "cpu:4"), (1, "cpu:1")])

@@ -22,7 +22,7 @@ from disttest.extras.bisect.child_runs import (
     new_folder,
     run_child,
 )
-from disttest.extras.flaky.causes import Cause, Tally
+from disttest.extras.flaky.causes import Cause, Perturbation, Tally
 from disttest.extras.flaky.measure import Enough, Measurement, Outcomes, Trial
 from disttest.extras.flaky.perturbations import perturbations
 from disttest.extras.history.rates import describe_rate, wilson
@@ -35,6 +35,7 @@ from disttest.planning.targets import Targets, resolve_targets
 from disttest.reports.text import one_line
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.repeat import quote, seen_from_start
+from disttest.runtime.controller.devices import make_devices
 from disttest.runtime.supervisor.listing import Collection, collect_tests
 
 OWN = ("results", "repeat", "retries", "deadline", "seed", "isolation", "one-world", "slots", "perturb")
@@ -242,6 +243,8 @@ class _Request(Frozen):
     """Whether standard output is for the JSON alone."""
     results: Path
     seed: int
+    device: str
+    """Type of the devices of runs, which tests without a world may use, too."""
 
     def show(self, line: str) -> None:
         """Print a line."""
@@ -277,6 +280,7 @@ def run_measurement(targets: tuple[str, ...], pytest_args: Sequence[str], given:
         to_stderr=given["json"] == "-",
         results=new_folder(Path(flags["results"]) if flags["results"] else USUAL),
         seed=options.seed,
+        device=make_devices(options).device,
     )
     place = StartFolder(
         root=chosen.root, invocation=Invocation(cwd=str(Path.cwd()), bundled=resolved.bundled)
@@ -322,11 +326,7 @@ def _measure(
     measurement = Measurement(
         test.nodeid,
         [each.selected_by for each in known if _share(each, test)],
-        perturbations(
-            len(os.sched_getaffinity(0)),
-            test.world.size if test.world else 1,
-            on_cpu=test.world is None or test.world.device == "cpu",
-        ),
+        table_of(test, request.device),
         runs.attempt,
         lambda name, tally: request.show(describe_row(name, tally)),
         times=int(repeat) if repeat and repeat.isdecimal() else _EVEN,
@@ -341,6 +341,13 @@ def _measure(
     report = report_on(test.nodeid, measurement, runs.command)
     request.show("\n".join(describe(report, interrupted=interrupted)))
     return report, interrupted
+
+
+def table_of(test: TestCase, device: str) -> tuple[Perturbation, ...]:
+    """Return the perturbations of a test in runs on devices of a type."""
+    shape = test.world
+    on_cpu = (shape.device if shape else device) == "cpu"
+    return perturbations(len(os.sched_getaffinity(0)), shape.size if shape else 1, on_cpu=on_cpu)
 
 
 def _share(other: TestCase, test: TestCase) -> bool:
