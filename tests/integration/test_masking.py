@@ -345,6 +345,25 @@ def test_names_that_only_differ_in_hidden_values_are_refused(lab: Lab) -> None:
     )
 
 
+def test_such_names_in_two_shards_are_refused_since_their_merge_has_one_test(lab: Lab) -> None:
+    lab.write(
+        test_names="""
+        import pytest
+
+        @pytest.mark.parametrize("value", ["first-" + "secret", "second-" + "secret"])
+        def test_named(value):
+            pass
+        """
+    )
+    lab.run("plan", "test_names.py", "--shards", "2")
+    masks = ("--mask", "first-secret", "--mask", "second-secret")
+
+    ended = lab.run("test_names.py", "--plan", "plan.json", "--shard", "1", *masks)
+
+    assert 4 == ended.exit_code, ended.output
+    assert "2 tests have the name test_names.py::test_named[***]" in ended.output
+
+
 def test_a_short_value_is_refused(lab: Lab) -> None:
     ended = lab.write(test_x="def test_x(): pass").run("test_x.py", "--mask", "abc")
 

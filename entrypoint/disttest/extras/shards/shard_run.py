@@ -106,10 +106,13 @@ def select_shard(choice: ShardChoice, tests: Sequence[TestCase], device: str) ->
 
     Raises:
         UsageError: the file is not a plan, or the plan is for another device.
+        pytest.UsageError: masked names are equal.
         NotEnoughDevices: the shard needs GPUs.
     """
-    from disttest.runtime.controller.session import TestSelection
+    from disttest.runtime.controller.session import TestSelection, check_names
 
+    # Of all tests: a merge counts equal names in two shards as one test.
+    check_names({test.nodeid for test in tests})
     plan = decode_plan(read_input(choice.plan), str(choice.plan))
     selection = select(plan, choice.shard, tests)
     check_device(plan, choice.shard, selection, device)

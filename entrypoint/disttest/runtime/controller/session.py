@@ -249,7 +249,7 @@ class RunSession:
 
     def _accept_tests(self, items: list[pytest.Item]) -> None:
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
-        _check_names(test.nodeid for _, test in self.pairs)
+        check_names(test.nodeid for _, test in self.pairs)
         _check_paths(self.config.rootpath, self.options.results, tests=[test for _, test in self.pairs])
         # Only now is it known whether any test needs a GPU. A run that needs none must not fail because one
         # is broken.
@@ -479,7 +479,7 @@ class RunSession:
         return inherited if inherited or self._supervised else claim_results(self.options.results)
 
 
-def _check_names(nodeids: Iterable[str]) -> None:
+def check_names(nodeids: Iterable[str]) -> None:
     """Refuse tests whose names are equal in the output: every report would merge them."""
     if not outgoing.active:
         return
