@@ -1,7 +1,6 @@
 """The clocks and ``sleep``, bound before any test module or conftest is imported.
 
-Tests replace them (freezegun, ``monkeypatch.setattr(time, "sleep", …)``). The time limits of tests must hold all
-the same.
+Tests replace them (freezegun, ``monkeypatch.setattr(time, "sleep", …)``). Time limits must hold all the same.
 """
 
 from __future__ import annotations

@@ -67,8 +67,7 @@ def memory_file(name: str) -> int:
 
 
 def take_descriptors(received: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give descriptors received from another process the numbers that they had there, and close all others of this
-    process.
+    """Give received descriptors the numbers that they had in the other process, and close all others of this one.
 
     Args:
         received: the descriptors, in any order of numbers.

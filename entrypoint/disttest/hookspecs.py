@@ -685,8 +685,7 @@ def disttest_retries(item: pytest.Item) -> int | None:
 
 @hookspec
 def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
-    """Controller, before the first world starts: return arguments for other pytest processes that collect the same
-    tests.
+    """Controller, before the first world starts: return arguments for further pytest processes that collect.
 
     They receive all arguments of this process already. Add the values that were decided later, so that they collect
     the same tests.

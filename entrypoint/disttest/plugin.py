@@ -39,7 +39,7 @@ from disttest.runtime.controller.ordinary import be_an_ordinary_process, run_ord
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.pytest_terminal import quieten, write_end
 from disttest.runtime.controller.session import RUN, RunSession, inherit_results
-from disttest.runtime.controller.session_options import ASKED, check_reports, has_asked
+from disttest.runtime.controller.session_options import ASKED, check_reports, has_asked, pytests_errors
 from disttest.runtime.controller.wanted_worlds import declare_marks, has_to_do_with_worlds
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda
@@ -206,12 +206,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run = config.stash[RUN]
     # A fork that a module or a hook has made may return to this line, and would run all tests again.
     run.leave_if_copy()
-    try:
+    with pytests_errors():
         expand_late(items, run.worlds_of)
         given = {"config": config, "options": run.options, "host": run.host}
         plugin_manager().call("disttest_modify_tests", items=items, **given)
-    except UsageError as error:
-        raise pytest.UsageError(f"disttest: {error}") from None
     repeat_each(items, run.options.repeat)
     if orders.order_of(config).is_supervised or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
         # pytest allows two tests of one id, and a journal has one result for each id.
@@ -234,12 +232,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         load_what_tests_use(config.rootpath)
     # the runners of a plan have their own torch
     elsewhere = config.option.collectonly and run.devices is None
-    try:
+    with pytests_errors():
         early_skips.skip_for_want_of_gpus(session.items, run.host.gpus)
         if not elsewhere:
             early_skips.check_backends(session.items, run.options)
-    except UsageError as error:
-        raise pytest.UsageError(f"disttest: {error}") from None
     while _once_all_is_imported:
         _once_all_is_imported.pop()()
     if config.stash[RUN].runs_tests:

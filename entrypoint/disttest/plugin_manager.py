@@ -233,8 +233,7 @@ class Plugins:
         """Call a hook that returns a dict; merge the results of all plugins.
 
         Raises:
-            PluginError: a plugin raised an exception, returned a value of another type, or used a name of another
-                plugin.
+            PluginError: a plugin raised an exception, returned another type, or used a name of another plugin.
         """
         owners: dict[str, str] = {}
         merged: dict[str, T] = {}

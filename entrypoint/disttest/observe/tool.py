@@ -53,9 +53,8 @@ class Tool:
         """An operation on tensors is about to run. Only called while a tool requests it (``watching_operations``).
 
         Args:
-            func: an operation of ``torch.ops`` (views and in-place operations separately, below autograd), or a
-                method of a tensor or storage that reads or changes it without the dispatcher (``tolist``,
-                ``numpy``, ``resize_``).
+            func: an operation of ``torch.ops`` (views and in-place operations separately, below autograd), or a method
+                of a tensor or storage that bypasses the dispatcher (``tolist``, ``numpy``, ``resize_``).
             args: its positional arguments.
             kwargs: its keyword arguments.
         """

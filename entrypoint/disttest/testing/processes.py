@@ -43,8 +43,7 @@ def check_method(case: Any, method_name: str, *, explicit: bool) -> Callable[...
 
 
 class MultiProcessTestCase(TestCase):
-    """Base class that runs each test method in ``world_size`` processes. A subclass calls ``_spawn_processes`` in
-    ``setUp``.
+    """Base class that runs each test method in ``world_size`` processes. Its ``setUp`` calls ``_spawn_processes``.
 
     ``setUp`` and ``tearDown`` run in the main process only, whose ``rank`` is ``MAIN_PROCESS_RANK``.
     """

@@ -28,6 +28,7 @@ from disttest.results.directory import (
     ResultsDirectory,
     Workplace,
     adopt,
+    claim,
     drop_log_folder,
     make_log_folder,
 )
@@ -48,10 +49,10 @@ from disttest.runtime.controller.run_watch import RunWatch, watch_run
 from disttest.runtime.controller.session_options import (
     ASKED,
     OPTIONS,
-    claim_results,
     host_in_order,
     invocation_of,
     options_of,
+    pytests_errors,
     with_plugins,
 )
 from disttest.runtime.controller.time_limits import TimeLimits
@@ -213,10 +214,8 @@ class RunSession:
 
     def needs_ranks(self, item: pytest.Item) -> bool:
         """Whether an item needs ranks while other tests run here, because of its marks or its class."""
-        try:
+        with pytests_errors():
             own = own_world(item, self.options, self.host)
-        except UsageError as error:
-            raise pytest.UsageError(f"disttest: {error}") from None
         return shape_of(item) is not None or (own is not None and own.kind is not WorldKind.RANKS)
 
     def keep_selected(self, items: list[pytest.Item]) -> None:
@@ -370,10 +369,8 @@ class RunSession:
         return self._no_worlds.describe(self.pairs)
 
     def _describe(self, item: pytest.Item) -> TestCase:
-        try:
+        with pytests_errors():
             return describe_item(item, self.options, self.host)
-        except UsageError as error:
-            raise pytest.UsageError(f"disttest: {error}") from None
 
     def _take_devices(self) -> None:
         """Lease the GPUs of the run; if that fails, end the run with a journal that contains the reason."""
@@ -476,7 +473,9 @@ class RunSession:
         if self.options.results is None:
             return None
         inherited = self.config.stash.get(_INHERITED, None)
-        return inherited if inherited or self._supervised else claim_results(self.options.results)
+        # Plain pytest has no command that claims a directory.
+        with pytests_errors():
+            return inherited if inherited or self._supervised else claim(self.options.results)
 
 
 def check_names(nodeids: Iterable[str]) -> None:

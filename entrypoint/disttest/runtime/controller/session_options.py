@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -18,7 +18,6 @@ from disttest.options.values import spell_out
 from disttest.planning.backends import GPU, is_accelerator
 from disttest.planning.targets import suites_dir
 from disttest.plugin_manager import plugin_manager
-from disttest.results.directory import ResultsDirectory, claim
 from disttest.results.repeat import variables_of_classes
 from disttest.runtime.controller.orders import is_given
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
@@ -77,16 +76,23 @@ def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
             next(words, None)
 
 
+@contextmanager
+def pytests_errors() -> Iterator[None]:
+    """Raise an error of the user as pytest's, which it prints without a traceback."""
+    try:
+        yield
+    except UsageError as error:
+        raise pytest.UsageError(f"disttest: {error}") from None
+
+
 def options_of(config: pytest.Config) -> RunOptions:
     """Resolve the options of the run.
 
     Raises:
         pytest.UsageError: an option is invalid.
     """
-    try:
+    with pytests_errors():
         return resolve_options(_flags_of(config))
-    except UsageError as error:
-        raise pytest.UsageError(f"disttest: {error}") from None
 
 
 OPTIONS = pytest.StashKey[RunOptions]()
@@ -99,10 +105,8 @@ def with_plugins(options: RunOptions, config: pytest.Config) -> RunOptions:
     Raises:
         pytest.UsageError: a plugin cannot do what the options ask.
     """
-    try:
+    with pytests_errors():
         changed = plugin_manager().mapping("disttest_set_options", object, config=config, options=options)
-    except UsageError as error:
-        raise pytest.UsageError(f"disttest: {error}") from None
     return msgspec.structs.replace(options, **changed)
 
 
@@ -127,15 +131,3 @@ def host_in_order(options: RunOptions) -> TargetHost:
         device=options.device if is_accelerator(options.device) else GPU,
         ranks_per_gpu=options.ranks_per_gpu,
     )
-
-
-def claim_results(path: Path) -> ResultsDirectory:
-    """Claim a results directory for plain pytest, which has no command that does it.
-
-    Raises:
-        pytest.UsageError: the directory belongs to another run, or contains foreign files.
-    """
-    try:
-        return claim(path)
-    except UsageError as error:
-        raise pytest.UsageError(f"disttest: {error}") from None

@@ -1,7 +1,6 @@
 """Results of the tests of a run: which failure counts, which is retried or waits for a proof, and pytest's reports.
 
-pytest gets a test only after its last attempt, so ``-x``, ``--maxfail``, ``--lf`` and the exit code need no further
-rules.
+pytest gets a test only after its last attempt, so ``-x``, ``--maxfail``, ``--lf`` and the exit code need no rule.
 """
 
 from __future__ import annotations

@@ -249,8 +249,7 @@ class WorldSupervisor:
     def _delete_keys(self, attempt: Attempt) -> None:
         """Delete the keys that a test left in the store.
 
-        The world deletes them, not the ranks: only the world knows that no rank is in this test any more, and none
-        in the next.
+        The world deletes them, because it alone knows that no rank is still in this test or already in the next.
         """
         done = [progress.done for progress in attempt.ranks if progress.done]
         # Several ranks may list the same key.
