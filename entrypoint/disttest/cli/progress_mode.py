@@ -22,6 +22,7 @@ from disttest.planning.timings import Timings, hardware_key
 from disttest.reports.progress import Expect
 from disttest.reports.views import RelayView, RunView, make_view
 from disttest.results.durations import read_timings
+from disttest.results.relay import MaskedFile
 from disttest.runtime.controller.devices import this_machine
 
 Progress = Literal["auto", "live", "lines", "pytest"]
@@ -96,7 +97,10 @@ def choose_progress(
     job = ci_job(environ)
     lively = progress == "live" or (progress == "auto" and sys.stdout.isatty() and job is None)
     console = Console(
-        force_terminal=None if sys.stdout.isatty() else lively, no_color="--color=no" in words or None
+        # Names of tests may have a value that a test has taught since the journal has them.
+        file=MaskedFile(sys.stdout),  # type: ignore[arg-type]
+        force_terminal=None if sys.stdout.isatty() else lively,
+        no_color="--color=no" in words or None,
     )
     if progress == "pytest" or (progress == "auto" and asks_for_terminal(words)):
         # On a terminal pytest can prompt the user. Elsewhere, and if values must be hidden, its output is relayed.

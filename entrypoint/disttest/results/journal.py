@@ -28,6 +28,7 @@ from disttest.results.events import (
     Event,
     Noted,
     RunFinished,
+    TestCollected,
     TestFinished,
     TestStarted,
     WorldEnded,
@@ -89,9 +90,8 @@ class Journal:
         A fork that a test has made writes nothing: its parent is the only writer.
 
         Raises:
-            JournalError: the event cannot be written. Only the first such event raises, and the run must end then;
-            later
-                events are kept in :attr:`unwritten`.
+            JournalError: the event cannot be written. Only the first such event raises, and the run must end
+                then; later events are kept in :attr:`unwritten`.
         """
         if is_copy():
             return
@@ -114,6 +114,9 @@ class Journal:
 
     def _encode(self, event: Event) -> bytes:
         """Encode an event as JSON, masked and without lone surrogates."""
+        # Also without any value to hide: a test may teach the first one.
+        if isinstance(event, TestCollected):
+            self._names.setdefault(event.test.nodeid, outgoing.text(event.test.nodeid))
         if not outgoing.active:
             try:
                 return _encoder.encode(event)

@@ -34,6 +34,7 @@ from disttest.results.events import (
 )
 from disttest.results.fold import DIED_EARLY, Folding, fold
 from disttest.results.journal import Journal, JournalFollower, read_events, run_clock
+from disttest.results.relay import hide_what_was_learned
 
 
 def case(name):
@@ -285,6 +286,38 @@ def test_values_are_hidden_in_events_and_names_stay_one_name(tmp_path, monkeypat
     assert {Outcome.PASSED} == {test.final.outcome for test in run.tests}
     assert ("*** and ***",) == run.notes
     assert b"s3cret" not in journal.path.read_bytes()
+
+
+def test_a_name_stays_one_name_when_the_first_value_of_a_run_is_learned(tmp_path, monkeypatch):
+    masker = Masker()
+    monkeypatch.setattr("disttest.results.journal.outgoing", masker)
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(TestCollected(at_s=1.0, test=case("test[later]")))
+    masker.hide(["later"])
+    journal.append(done("test[later]"))
+
+    (only,) = fold(read_events(journal.path)).tests
+
+    assert Outcome.PASSED is only.final.outcome
+
+
+def test_names_that_become_equal_when_values_are_learned_are_numbered(tmp_path, monkeypatch):
+    masker = Masker()
+    monkeypatch.setattr("disttest.results.relay.outgoing", masker)
+    journal = Journal(tmp_path / "events.jsonl")
+    names = {"test[first]": Outcome.FAILED, "test[second]": Outcome.PASSED, "test[other]": Outcome.PASSED}
+    for name, outcome in names.items():
+        journal.append(TestCollected(at_s=1.0, test=case(name)))
+        journal.append(done(name, outcome))
+    masker.hide(["first", "second"])
+
+    hide_what_was_learned(tmp_path)
+
+    tests = fold(read_events(journal.path)).tests
+    assert {"test[***]": "failed", "test[***]~2": "passed", "test[other]": "passed"} == {
+        test.test.nodeid: test.final.outcome for test in tests
+    }
+    assert ["test[***]", "test[***]~2", "test[other]"] == [test.test.name for test in tests]
 
 
 def test_what_the_command_was_asked_is_kept_when_the_controller_adds_its_word():
