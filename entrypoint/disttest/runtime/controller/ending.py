@@ -74,6 +74,9 @@ def end_run(
                 recorder.noted(restored)
             for note in notes:
                 recorder.noted(note)
+            # Before a failing watch counts, as in the command: afterwards the gravest of both codes decides.
+            if not listed:
+                exit_code, reason = _concluded(reading.result(), exit_code, reason)
             try:
                 for nodeid, message in clean_up(watches, lambda: reading.result().attempts):
                     recorder.noted(message, nodeid)
@@ -82,8 +85,6 @@ def end_run(
                 joined = join_exit_codes([exit_code, error.exit_code], something_ran=True)
                 if joined != exit_code:
                     exit_code, reason = joined, reason or str(error)
-            if not listed:
-                exit_code, reason = _concluded(reading.result(), exit_code, reason)
             recorder.run_finished(exit_code, reason)
         except JournalError as error:
             exit_code = error.exit_code

@@ -64,10 +64,11 @@ class Broken(RunWatch):
 @pytest.mark.parametrize(
     ("bad", "ended", "code", "reason"),
     [
-        (True, "", ExitCode.FAILED, ""),
-        (False, "", ExitCode.INTERNAL, "plugin first failed in disttest_watch_run"),
+        (Cause.TEST, "", ExitCode.FAILED, ""),
+        (Cause.INFRASTRUCTURE, "", ExitCode.INTERNAL, "plugin first failed in disttest_watch_run"),
+        (None, "", ExitCode.INTERNAL, "plugin first failed in disttest_watch_run"),
         (
-            False,
+            None,
             "the deadline of the run (5 s) passed",
             ExitCode.DEADLINE,
             "the deadline of the run (5 s) passed",
@@ -77,15 +78,16 @@ class Broken(RunWatch):
 def test_a_failing_watch_is_noted_and_the_others_clean_up(tmp_path, bad, ended, code, reason):
     directory = claim(tmp_path / "results")
     recorder = run_in(directory)
-    if not bad:
-        recorder.test_finished(TestResult(nodeid=NODEIDS[1], outcome=Outcome.PASSED))
+    if bad is not Cause.TEST:
+        outcome = Outcome.ERROR if bad else Outcome.PASSED
+        recorder.test_finished(TestResult(nodeid=NODEIDS[1], outcome=outcome, cause=bad))
     watches = {"first": Broken(), "sweep": Sweep()}
 
     ending = end_run(
         recorder,
         directory,
         watches,
-        exit_code=ExitCode.DEADLINE if ended else int(bad),
+        exit_code=ExitCode.DEADLINE if ended else int(bad is not None),
         reason=ended,
         listed=False,
     )
