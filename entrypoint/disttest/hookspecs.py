@@ -687,8 +687,7 @@ def disttest_retries(item: pytest.Item) -> int | None:
 def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
     """Controller, before the first world starts: return arguments for further pytest processes that collect.
 
-    They receive all arguments of this process already. Add the values that were decided later, so that they collect
-    the same tests.
+    They receive all arguments of this process already. Add the values that were decided later.
 
     Args:
         config: pytest's configuration.

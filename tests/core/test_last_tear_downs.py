@@ -45,6 +45,7 @@ ENDS = {
     "a leak": ("audit", "", LEAVES_A_THREAD),
     "a leak before a slow fixture": ("slow_audit", "", LEAVES_A_THREAD),
     "an expected failure": ("audit", "@pytest.mark.xfail", "assert not seen"),
+    "an expected failure before a slow fixture": ("slow_audit", "@pytest.mark.xfail", "assert not seen"),
     "a crash after an expected failure": ("crash", "@pytest.mark.xfail", "assert not seen"),
     "an exit after an expected failure": ("leaves", "@pytest.mark.xfail", "assert not seen"),
     "a crash after a leak": ("crash", "", LEAVES_A_THREAD),
@@ -161,6 +162,11 @@ def test_a_fixture_that_misses_its_peer_after_an_expected_failure_says_nothing(e
     assert Outcome.XFAILED is ended.result("test_peers.py::test_first[2xgloo]").outcome
 
 
-@pytest.mark.parametrize("name", ["test_quiet.py::test_skip[2xgloo]", "test_ended.py::test_stuck[1xgloo]"])
-def test_a_skip_and_the_end_of_a_rank_that_does_not_leave_fail_nothing(ended, name):
-    assert Outcome.PASSED is ended.result(name).outcome
+def test_a_skip_fails_nothing(ended):
+    assert Outcome.PASSED is ended.result("test_quiet.py::test_skip[2xgloo]").outcome
+
+
+def test_a_tear_down_that_does_not_end_is_an_error_of_the_last_test(ended):
+    result = ended.result("test_ended.py::test_stuck[1xgloo]")
+    assert Outcome.ERROR is result.outcome
+    assert "a fixture that outlived this test did not finish its tear-down in time" in result.message

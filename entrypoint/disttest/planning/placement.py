@@ -1,7 +1,6 @@
 """Slots and waiting batches of one device type.
 
-Batches get slots that are near each other, and large groups stay whole for wide batches. No decision examines all
-waiting batches.
+Batches get slots that are near each other, and large groups stay whole for wide batches. No decision examines all.
 """
 
 from __future__ import annotations

@@ -51,9 +51,7 @@ WorldMaker = Callable[[WorldOrder, Channel, RankStarter, Callable[[], float]], W
 """Creates the world in its own process: by default a whole world, on clusters the share of one node."""
 
 WorldStarter = Callable[[WorldOrder, Channel, Path, Sequence[int]], Child]
-"""Starts the process of a world from its order, its end of the channel, its output file, and descriptors that it
-must close.
-"""
+"""Starts a world from its order, its end of the channel, its output file, and descriptors that it must close."""
 
 
 class WorldByFork:

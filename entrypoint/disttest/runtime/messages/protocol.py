@@ -141,6 +141,8 @@ class TestDone(Message):
     """Code with which the rank exits now; None if it stays for the next order."""
     stays: bool = False
     """Whether the rank stays although a new one would exit with this code."""
+    shares: bool = False
+    """Whether fixtures of a wider scope are still set up."""
     seen: dict[str, msgspec.Raw] = {}
     """Plugin name -> report of its part in the rank."""
     plugin_error: str = ""

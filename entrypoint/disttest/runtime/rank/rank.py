@@ -399,6 +399,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
             retire=cleanup.retire or bool(cleanup.store_keys and state.spec.partition),
             store_keys=cleanup.store_keys,
             broken=tuple(map(clean_text, broken_groups())),
+            shares=shared,
             seen=test.reported,
             plugin_error=plugin_error or clean_text(take_facet_errors()),
             exit_code=0 if test.leaves else None,

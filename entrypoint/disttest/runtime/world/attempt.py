@@ -42,6 +42,7 @@ from disttest.runtime.messages.raised import failed_outcome
 _SUBTESTS_KEPT = 8 * 1024 * 1024
 # If no phase of a rank failed, the first of these outcomes that it reported is its outcome.
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
+_CUT = "a fixture that outlived this test did not finish its tear-down in time, and was ended"
 _LEFT_OUT = (Outcome.SKIPPED, Outcome.XFAILED)
 
 
@@ -423,15 +424,25 @@ class Attempt:
         """List the ranks in which a fixture that outlived the test failed, unless that follows from the end of a peer.
 
         Args:
-            stuck: ranks that were ended in their tear-down.
+            stuck: ranks that were ended because they did not leave.
         """
         if any(progress.killed for progress in self.ranks):
             return []
+        for progress in map(self.of, stuck):
+            # A failure that it reports is most likely a consequence of its end.
+            finished = progress.torn_down and progress.failed_tear_down is None
+            if progress.done and progress.done.shares and not finished:
+                progress.failed_tear_down = PhaseEnded(
+                    phase="teardown",
+                    outcome=Outcome.ERROR,
+                    duration_s=0.0,
+                    ended_at_s=monotonic(),
+                    message=_CUT,
+                )
         return [
             progress
             for progress in self.ranks
-            if progress.rank not in stuck
-            and (failure := progress.failed_tear_down) is not None
+            if (failure := progress.failed_tear_down) is not None
             and not (self.failed_s is not None and is_consequence(failure.message))
         ]
 

@@ -360,12 +360,12 @@ class WorldSupervisor:
         """
         self._controller.hold(TestJudged(result=result, reports=reports, stop=attempt.stop))
 
-    def _is_healthy(self, attempt: Attempt, *, retires: bool = False) -> bool:
-        """Whether the world can run another test, or could if no state was left (``retires``)."""
+    def _is_healthy(self, attempt: Attempt) -> bool:
+        """Whether the world can run another test."""
         if attempt.failed_s is not None or attempt.left or attempt.cancelled:
             # A main process survives failures of its ranks, so its own health is not enough.
             return False
-        return all(p.may_run_another or (retires and p.done and not p.done.broken) for p in attempt.ranks)
+        return all(progress.may_run_another for progress in attempt.ranks)
 
     @property
     def _shape(self) -> WorldShape:
@@ -454,11 +454,11 @@ class WorldSupervisor:
         self._ranks.logs.withdraw()
         self._look_around(at_once=True)
         attempt = self._ranks.attempt
-        # After a mere leak the ranks tear down as in a healthy world: a fixture that took longer than a second was
-        # killed, and its failure was lost.
-        broken = attempt is None or self._has_failed or not self._is_healthy(attempt, retires=True)
+        # After a leak or an expected failure the ranks tear down as in a healthy world: a fixture that took longer than a
+        # second was killed, and its failure was lost.
+        whole = attempt and not (self._has_failed or attempt.cancelled) and all(p.done for p in attempt.ranks)
         # Ranks of a broken world often wait for a lost peer and cannot leave, so they get less time.
-        notes = self._dismiss(BROKEN_LEAVE_S if broken else RANKS_LEAVE_S)
+        notes = self._dismiss(RANKS_LEAVE_S if whole else BROKEN_LEAVE_S)
         # After the ranks have left: a crash in an exit handler or a destructor occurs only then.
         self._ranks.receive_last()
         after = self._judge_late_ends()
