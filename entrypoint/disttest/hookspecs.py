@@ -234,8 +234,7 @@ def disttest_around_run(request: RunRequest) -> AbstractContextManager[Mapping[s
         request: all options and arguments of the command.
 
     Returns:
-        A context that is active until the reports are written; None for nothing. Its value maps fields of options to the
-        new text of each option.
+        A context that is active until the reports are written; None for nothing. Its value maps options to new texts.
     """
 
 
@@ -705,8 +704,7 @@ def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[
         options: options of the run, as given.
 
     Returns:
-        The value of each field of :class:`disttest.options.run.RunOptions` that the plugin sets. Two plugins cannot
-            set the same field.
+        The value of each field of :class:`disttest.options.run.RunOptions` that this plugin alone sets.
     """
 
 

@@ -169,6 +169,23 @@ def test_files_that_skip_themselves_are_in_every_report_and_count_for_the_floors
     assert [3, 2] == [test.test.line for test in alone.run.tests]
 
 
+def test_planned_tests_of_a_file_that_skips_itself_have_not_vanished(lab):
+    lab.write(
+        test_kept="def test_kept(): pass",
+        test_engine="def test_engine(): pass",
+        test_gone="def test_gone(): pass",
+    )
+    lab.run("plan", ".", "--shards", "1")
+    lab.write(test_engine="import pytest\npytest.skip('no engine', allow_module_level=True)", test_gone="")
+
+    ended = lab.run(".", "--plan", "plan.json", "--shard", "1")
+
+    assert ended.exit_code == 0, ended.output
+    assert ["test_gone.py::test_gone: planned, but no longer exists"] == [
+        note for note in ended.run.notes if "planned" in note
+    ]
+
+
 def _skipped(run):
     return {
         test.test.nodeid: test.final.message for test in run.tests if test.final.outcome is Outcome.SKIPPED

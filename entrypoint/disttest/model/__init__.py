@@ -31,6 +31,7 @@ from disttest.model.cases import (
     TestCase,
     WorldKind,
     WorldShape,
+    is_inside,
     parts_of,
 )
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
@@ -115,6 +116,7 @@ __all__ = [
     "WorldShape",
     "consecutive",
     "group_title",
+    "is_inside",
     "parts_of",
     "process_name",
     "rank_name",

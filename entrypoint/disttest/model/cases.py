@@ -141,6 +141,11 @@ class Batch(Frozen):
     """Whether it starts before all others: one of its tests failed last time and ``--failed-first`` was given."""
 
 
+def is_inside(nodeid: str, collector: str) -> bool:
+    """Whether a test is in a file, class or folder; ``.`` is the root directory."""
+    return collector == "." or nodeid.startswith((f"{collector}::", f"{collector}/"))
+
+
 def parts_of(nodeid: str) -> tuple[str, list[str], str]:
     """Split a node id into its file, its classes, and its name with the parameters, which may contain ``::``."""
     file, _, rest = nodeid.partition("::")

@@ -212,7 +212,7 @@ def test_a_test_that_has_vanished_is_owed_by_nobody(artifacts: Path, into: Path,
     assert outcomes(run) == outcomes(merge([into], again, plan=plan))
 
 
-@pytest.mark.parametrize("hidden_by", ["tests/test_a.py", "tests"])
+@pytest.mark.parametrize("hidden_by", ["tests/test_a.py", "tests", "."])
 @pytest.mark.parametrize(("also_runs", "code"), [(True, 0), (False, 5)])
 def test_planned_tests_of_a_file_that_skips_itself_are_skipped(
     artifacts: Path, into: Path, hidden_by: str, also_runs: bool, code: int

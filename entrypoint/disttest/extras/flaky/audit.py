@@ -19,6 +19,7 @@ from disttest.extras.history.hooks import FILE as HISTORY
 from disttest.extras.history.queries import find_tests, read_test
 from disttest.extras.history.rates import wilson
 from disttest.extras.history.store import reading
+from disttest.model import is_inside
 from disttest.options.project_file import chosen_path
 from disttest.options.run import filled
 from disttest.planning.targets import resolve_targets
@@ -49,9 +50,10 @@ def find_unknown(
     # Without the part in brackets: worlds and parameters depend on the machine.
     known = {nodeid.partition("[")[0] for nodeid in nodeids}
     # Installed packages differ, too: a file that `pytest.importorskip` skips here keeps its entries.
-    hidden = tuple(f"{nodeid}{end}" for nodeid in skipped for end in ("::", "/"))
+    hiding = tuple(skipped)
     for entry in entries:
-        if entry.test.partition("[")[0] not in known and not entry.test.startswith(hidden):
+        hidden = any(is_inside(entry.test, nodeid) for nodeid in hiding)
+        if entry.test.partition("[")[0] not in known and not hidden:
             yield entry, "there is no such test: correct the name, or remove the entry"
 
 

@@ -124,5 +124,6 @@ def disttest_select_tests(
     from disttest.extras.shards.shard_run import ShardChoice, select_shard
     from disttest.runtime.controller.session import RUN
 
-    device = config.stash[RUN].host.device
-    return select_shard(from_data(data, ShardChoice), [*map(describe, items)], device)
+    run = config.stash[RUN]
+    tests, skipped = [*map(describe, items)], [entry.nodeid for entry, _ in run.skipped.values()]
+    return select_shard(from_data(data, ShardChoice), tests, run.host.device, skipped)

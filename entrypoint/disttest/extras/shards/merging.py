@@ -31,7 +31,7 @@ from disttest.extras.shards.shard_sources import (
     find_shards,
     refuse_repeats,
 )
-from disttest.model import Cause, Hardware, Invocation, Outcome, ShardSpan, TestCase, TestResult
+from disttest.model import Cause, Hardware, Invocation, Outcome, ShardSpan, TestCase, TestResult, is_inside
 from disttest.results.conclusion import Conclusion, Facts, conclude, join_exit_codes
 from disttest.results.events import (
     AnyEvent,
@@ -376,8 +376,7 @@ class _Merge:
 
     def _why_skipped(self, nodeid: str) -> str | None:
         """Return the reason of the file, class or folder of a test that skipped itself; None without one."""
-        inside = (why for name, why in self._skipped.items() if nodeid.startswith((f"{name}::", f"{name}/")))
-        return next(inside, None)
+        return next((why for name, why in self._skipped.items() if is_inside(nodeid, name)), None)
 
     def _without_run(self, test: TestCase, result: TestResult) -> Iterator[AnyEvent]:
         """Add a planned test that no shard has run."""

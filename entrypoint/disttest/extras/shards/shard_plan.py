@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from disttest.extras.cluster.allocations import (
     split_by_time,
 )
 from disttest.extras.shards.pools import Pool, assign_pools
-from disttest.model import UNREADABLE, Frozen, TestCase
+from disttest.model import UNREADABLE, Frozen, TestCase, is_inside
 from disttest.planning.timings import Timings
 
 PLAN_VERSION = 1
@@ -115,9 +115,14 @@ class Selection(Frozen):
     new: tuple[str, ...]
     """Tests in no shard of the plan; this shard runs them."""
 
-    def notes(self) -> tuple[tuple[str, str], ...]:
-        """Return ``(nodeid, message)`` pairs for the journal and the user."""
-        gone = ((nodeid, VANISHED) for nodeid in self.vanished)
+    def notes(self, skipped: Collection[str] = ()) -> tuple[tuple[str, str], ...]:
+        """Return ``(nodeid, message)`` pairs for the journal and the user.
+
+        Args:
+            skipped: files, classes and folders that skipped themselves: their tests may still exist.
+        """
+        lost = (test for test in self.vanished if not any(is_inside(test, each) for each in skipped))
+        gone = ((nodeid, VANISHED) for nodeid in lost)
         return (*gone, *((nodeid, "not in the plan: run by this shard") for nodeid in self.new))
 
 

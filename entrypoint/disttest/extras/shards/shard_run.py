@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +96,16 @@ def granted_options(asked: Any, grant: Grant, *, asked_nodes: bool) -> dict[str,
     }
 
 
-def select_shard(choice: ShardChoice, tests: Sequence[TestCase], device: str) -> TestSelection:
+def select_shard(
+    choice: ShardChoice, tests: Sequence[TestCase], device: str, skipped: Collection[str] = ()
+) -> TestSelection:
     """Select the tests of a shard that exist.
 
     Args:
         choice: the shard.
         tests: collected tests.
         device: device of the ranks on this machine.
+        skipped: files, classes and folders that skipped themselves.
 
     Raises:
         UsageError: the file is not a plan, or the plan is for another device.
@@ -118,6 +121,6 @@ def select_shard(choice: ShardChoice, tests: Sequence[TestCase], device: str) ->
     check_device(plan, choice.shard, selection, device)
     return TestSelection(
         kept=frozenset(selection.run),
-        notes=selection.notes(),
+        notes=selection.notes(skipped),
         data=ShardFacts(vanished=selection.vanished),
     )

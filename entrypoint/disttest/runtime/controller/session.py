@@ -121,7 +121,7 @@ class RunSession:
         self.exit_blockers = ExitBlockers()
         self.errors: list[tuple[str, str]] = []
         # Files that skipped themselves, by node id.
-        self._skipped: dict[str, tuple[TestCase, TestResult]] = {}
+        self.skipped: dict[str, tuple[TestCase, TestResult]] = {}
         self.hazard_watch = HazardWatch()
         self.workplace: Workplace | None = None
         self.recorder: RunRecorder | None = None
@@ -177,7 +177,7 @@ class RunSession:
         if report.failed:
             self.errors.append((report.nodeid, shorten(clean_text(report.longreprtext))))
         elif report.skipped:
-            self._skipped[report.nodeid] = describe_skipped(report, self.config.rootpath)
+            self.skipped[report.nodeid] = describe_skipped(report, self.config.rootpath)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -439,7 +439,7 @@ class RunSession:
             recorder.noted(message, nodeid)
         for nodeid, message in self.errors:
             recorder.collection_failed(nodeid, message)
-        for test, result in self._skipped.values():
+        for test, result in self.skipped.values():
             recorder.collected(test)
             recorder.test_finished(msgspec.structs.replace(result, started_at_s=recorder.now()))
         for _, test in self.pairs:

@@ -1,7 +1,6 @@
 """Follow a run from the command: the growing journal, and pytest's output.
 
-Both go to the view, if there is one. The events are also folded into the result, so that little work remains when the
-run ends, in whatever way.
+Both go to the view, if there is one. The events are also folded into the result, so that little is left to do at its end.
 """
 
 from __future__ import annotations
