@@ -70,7 +70,7 @@ def main() -> int:
 
 def slack(name: str) -> int:
     """Amount by which a figure may be worse."""
-    return TOLERATED if name == "lines of the core" else 0
+    return TOLERATED if name == "lines of code of the core" else 0
 
 
 def figures() -> dict[str, int]:
@@ -78,10 +78,7 @@ def figures() -> dict[str, int]:
     sources = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
     core = {path: text for path, text in sources.items() if path.parts[0] not in RINGS}
     return {
-        # Comments do not count: a reason at its line must never cost anything.
-        "lines of the core": sum(
-            not line.lstrip().startswith("#") for text in core.values() for line in text.splitlines()
-        ),
+        "lines of code of the core": sum(map(lines_of_code, core.values())),
         "modules of the core that name a feature": sum(bool(FEATURES.search(text)) for text in core.values()),
         "modules that wait for descriptors by themselves": sum(
             bool(WAITS.search(text)) for text in sources.values()
@@ -95,6 +92,17 @@ def figures() -> dict[str, int]:
             "\n".join(FENCED.sub("", path.read_text()) for path in pages())
         ),
     }
+
+
+def lines_of_code(source: str) -> int:
+    """Count the lines that are neither empty, nor comments, nor docstrings: an explanation must never cost anything."""
+    explains: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                explains.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    return sum(bool(line.strip()) and line.lstrip()[0] != "#" and at not in explains for at, line in lines)
 
 
 def docstrings(source: str) -> list[str]:

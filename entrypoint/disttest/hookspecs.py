@@ -234,7 +234,8 @@ def disttest_around_run(request: RunRequest) -> AbstractContextManager[Mapping[s
         request: all options and arguments of the command.
 
     Returns:
-        A context that is active until the reports are written; None for nothing. Its value maps options to new texts.
+        A context that is active until the reports are written; None for nothing. Its value maps fields of options to the
+        new text of each option.
     """
 
 
@@ -684,9 +685,10 @@ def disttest_retries(item: pytest.Item) -> int | None:
 
 @hookspec
 def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
-    """Controller, before the first world starts: return arguments for further pytest processes that collect.
+    """Controller, before the first world starts: return arguments for other processes that collect the same tests.
 
-    They receive all arguments of this process already. Add the values that were decided later.
+    They receive all arguments of this process already. Add the values that were decided later, so that they collect
+    the same tests.
 
     Args:
         config: pytest's configuration.
@@ -704,7 +706,8 @@ def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[
         options: options of the run, as given.
 
     Returns:
-        The value of each field of :class:`disttest.options.run.RunOptions` that this plugin alone sets.
+        The value of each field of :class:`disttest.options.run.RunOptions` that the plugin sets. Two plugins cannot
+        set the same field.
     """
 
 

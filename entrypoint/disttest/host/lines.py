@@ -10,7 +10,8 @@ class Lines:
     """A splitter of bytes into lines.
 
     Args:
-        longest: limit of a line in bytes. The rest of a longer line is dropped, because it would fill the memory.
+        longest: limit of a line in bytes. The rest of a longer line is dropped, so that a writer without line ends
+            cannot fill the memory.
     """
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:

@@ -1,6 +1,7 @@
 """Slots and waiting batches of one device type.
 
-Batches get slots that are near each other, and large groups stay whole for wide batches. No decision examines all.
+Batches get slots that are near each other, and large groups stay whole for wide batches. No decision examines all
+waiting batches.
 """
 
 from __future__ import annotations

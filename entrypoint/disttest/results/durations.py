@@ -1,6 +1,7 @@
 """Timing files: durations of tests from journals, ``results.json`` and JUnit files of any tool.
 
-A timing file only improves the next plan, so its faults are no errors: they become warnings with file and line.
+A timing file only improves the next plan, so its faults are no errors: they become warnings with file and line, and
+the plan is made without them.
 """
 
 from __future__ import annotations

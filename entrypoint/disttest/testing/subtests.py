@@ -25,7 +25,8 @@ def run_subtests(
 ) -> None:
     """Call ``test_fn`` with each element of the product of the configuration's values, in order.
 
-    A configuration that fails on any rank does not end the test: all failures are raised at the end.
+    A configuration that fails on any rank does not end the test: the ranks agree on it and continue together. All
+    failures are raised at the end.
 
     Raises:
         AssertionError: some configurations failed; the text has each one with its traceback.

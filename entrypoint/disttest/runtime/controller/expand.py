@@ -1,7 +1,8 @@
 """Expand tests to worlds: an item with a ``world_size`` mark becomes one item for each of its worlds.
 
 The items are created when their file is collected, so that a node id with a world can be selected, and from finished
-items, so that marks of parameters count, which parametrizing the functions would miss. Marks that hooks add come last.
+items, so that marks of parameters count, which parametrizing the functions would miss. Marks that a hook adds later
+are expanded after all hooks.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def parts_needed(source: str) -> tuple[str, ...]:
 def _load(name: str) -> bool:
     """Import a module if it exists; a part that this torch lacks is not preloaded.
 
-    Warnings of torch during the import (inductor emits fourteen) are not warnings of the tests, nor their errors.
+    Warnings of torch during the import (inductor emits fourteen) are not warnings of the tests, nor errors if they turn
+    warnings into errors.
     """
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -2,7 +2,8 @@
 
 The quiet reporter prints only output that the command cannot show. It is installed if the command has a view. Header,
 collection, warnings, durations and additions of other plugins are pytest's. Tests, failures and the last line are the
-command's, which reads them from the journal. As a silent subclass, it keeps the counts that terminal plugins read.
+command's, which reads them from the journal. Silencing a subclass, as terminal plugins do, keeps the reporter's
+counts for those plugins.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Follow a run from the command: the growing journal, and pytest's output.
 
-Both go to the view, if there is one. The events are also folded into the result, so that little is left to do at its end.
+Both go to the view, if there is one. The events are also folded into the result, so that little work remains when the
+run ends, in whatever way.
 """
 
 from __future__ import annotations

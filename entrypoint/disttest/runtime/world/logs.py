@@ -148,7 +148,7 @@ class LogStore:
     """Log files of the ranks of one supervisor; in memory while secrets are masked.
 
     Anonymous memory vanishes with the processes that hold it, so unmasked text never reaches the disk, even after
-    SIGKILL. A filter behind a pipe would block a slow rank, and die with it. Ranks open the memory by a path in /proc.
+    SIGKILL. A filter behind a pipe would block the rank when the filter is slow. Ranks open the memory by a path in /proc.
     """
 
     def __init__(self, home: Home, *, limit: int) -> None:
