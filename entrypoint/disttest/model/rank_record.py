@@ -248,6 +248,8 @@ class RankRecord(Frozen):
     """Whether it passed although the test has a strict xfail mark."""
     xfail: bool = False
     """Whether the test was an expected failure when the rank began its last phase; true if it began none."""
+    in_subtest: bool = False
+    """Whether the failure that decides is one of a subtest."""
     subtests_skipped: int = 0
     """Number of subtests of a passed test that were skipped or failed as expected."""
     leaks: tuple[str, ...] = ()

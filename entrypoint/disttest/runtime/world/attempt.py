@@ -241,6 +241,7 @@ class RankProgress:
             pid=self.pid,
             log=self.log,
             strict=report is not None and _is_strict(report),
+            in_subtest=report is not None and has_failed and report.partial,
             xfail=self.xfail,
             subtests_skipped=sum(r.partial and r.outcome in _LEFT_OUT for r in self.reports),
             leaks=self.done.leaks if self.done else (),

@@ -142,7 +142,8 @@ def ranks(*outcomes, **more):
 
 def of_subtest(outcome, skipped):
     end = RankEnd.REPORTED
-    return (RankRecord(rank=0, end=end, outcome=outcome, message="(i=1) assert 0", subtests_skipped=skipped),)
+    is_bad = outcome.is_bad
+    return (RankRecord(rank=0, end=end, outcome=outcome, in_subtest=is_bad, subtests_skipped=skipped),)
 
 
 def again(retries, outcome, *records):

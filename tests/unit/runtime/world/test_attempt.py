@@ -142,6 +142,13 @@ def test_a_subtest_that_does_not_fail_does_not_speak_for_the_rank(outcome):
     )
 
 
+@pytest.mark.parametrize("partial", [True, False])
+def test_a_failed_subtest_is_told_from_a_failed_test(partial):
+    failed = PhaseEnded(phase="call", outcome=Outcome.FAILED, duration_s=0.1, ended_at_s=1.0, partial=partial)
+
+    assert partial is progress(SETUP, failed, done=TestDone()).record(0.0).in_subtest
+
+
 @pytest.mark.parametrize("phase", ["setup", "call"])
 @pytest.mark.parametrize(
     ("end", "words"),
