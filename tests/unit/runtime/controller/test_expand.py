@@ -3,7 +3,7 @@
 import unittest
 
 import pytest
-from _pytest.unittest import TestCaseFunction, UnitTestCase
+from _pytest import unittest as classes
 
 from disttest.runtime.controller import expand
 
@@ -18,9 +18,9 @@ class Case(unittest.TestCase):
 @pytest.mark.skipif(not hasattr(pytest.Item, "id"), reason="pytest compares ids as texts")
 def test_the_id_of_a_method_equals_the_one_that_pytest_reads_from_its_cache(request):
     module = request.node.getparent(pytest.Module)
-    owner = UnitTestCase.from_parent(module, name="Case", obj=Case)
+    owner = classes.UnitTestCase.from_parent(module, name="Case", obj=Case)
 
-    copy = expand._method(TestCaseFunction.from_parent(owner, name="test_x"), "2xgloo")
+    copy = expand._method(classes.TestCaseFunction.from_parent(owner, name="test_x"), "2xgloo")
 
     assert copy.nodeid.endswith("::Case::test_x[2xgloo]")
     assert copy.id == type(copy.id).parse(copy.nodeid)
