@@ -4,6 +4,7 @@ import os
 import pytest
 
 from disttest.errors import UsageError
+from disttest.extras.replay import format as recording_format
 from disttest.extras.replay.format import (
     MAGIC,
     Called,
@@ -140,12 +141,22 @@ def test_a_file_that_can_not_grow_ends_the_recording_and_not_the_test(path, monk
     writer = Writer(path)
     writer.write(HEAD)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda *_: raise_too_large())
+        patch.setattr(recording_format, "_write", lambda *_: raise_too_large())
         writer.write(Called(0, 5))
     writer.write(Completed())
     writer.close()
 
     assert not read_recording(path).is_whole
+
+
+def test_a_test_may_replace_os_write(path, monkeypatch):
+    writer = Writer(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda *_: raise_too_large())
+        writer.write(HEAD)
+    writer.close()
+
+    assert HEAD == read_recording(path).head
 
 
 def raise_too_large():

@@ -23,6 +23,8 @@ from disttest.safe_open import read_input
 SUFFIX = ".recording"
 MAGIC = b"disttest recording 1\n"
 """The number changes when a reader of the previous version would misread the file."""
+# Bound at import: tests may monkeypatch it.
+_write = os.write
 _LENGTH = struct.Struct("<I")
 _LIMIT = 1 << 30
 """Largest file in bytes; a rank that receives more cannot be replayed."""
@@ -151,7 +153,7 @@ class Writer:
         # O_EXCL and O_NOFOLLOW: a test may have put a link or a file of its own there.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = move_high(os.open(path, flags, 0o644))
-        self._size = os.write(self._fd, MAGIC)
+        self._size = _write(self._fd, MAGIC)
         self.is_full = False
 
     def write(self, record: Record) -> None:
@@ -168,7 +170,7 @@ class Writer:
         self._size += len(data)
         try:
             while data:  # a signal or a full disk may cut a write short
-                data = data[os.write(self._fd, data) :]
+                data = data[_write(self._fd, data) :]
         except OSError:
             # The disk is full, or the test has limited the size of files. The recording ends here, so that it is
             # refused, and the test goes on.
