@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -121,7 +122,8 @@ def check_seconds(value: object) -> float:
     Raises:
         UsageError: it is not one.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    # Not `math.inf`: an int may be above the largest float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise UsageError(f"{value!r} is not a number of seconds above 0")
     return float(value)
 

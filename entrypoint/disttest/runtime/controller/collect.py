@@ -136,7 +136,7 @@ def _timeout_s(item: pytest.Item, options: RunOptions, world: OwnWorld | None) -
         return limit_s if asked or world is None or not world.limit_s else world.limit_s
     value = mark.args[0] if mark.args else mark.kwargs.get("timeout")
     # pytest-timeout reads 0 as "no limit" as well.
-    if value == 0 and not isinstance(value, bool):
+    if isinstance(value, int | float) and value == 0 and not isinstance(value, bool):
         return NO_LIMIT_S
     try:
         return check_seconds(value)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy
 import pytest
 
 from disttest.errors import UsageError
@@ -25,8 +26,9 @@ def test_a_mark_without_a_limit_leaves_that_of_the_run(mark, limit_s):
     assert limit_s == _timeout_s(item, RunOptions(timeout=7.0, given=("timeout",)), None)
 
 
-def test_a_mark_with_a_bad_limit_names_its_test():
-    item = SimpleNamespace(nodeid="t", get_closest_marker={"timeout": pytest.mark.timeout(None).mark}.get)
+@pytest.mark.parametrize("limit", [None, True, -1, float("inf"), 10**400, numpy.array([1.0, 2.0])])
+def test_a_mark_with_a_bad_limit_names_its_test(limit):
+    item = SimpleNamespace(nodeid="t", get_closest_marker={"timeout": pytest.mark.timeout(limit).mark}.get)
 
-    with pytest.raises(UsageError, match="t: timeout mark: None is not a number of seconds"):
+    with pytest.raises(UsageError, match=r"t: timeout mark: .* is not a number of seconds"):
         _timeout_s(item, RunOptions(), None)
