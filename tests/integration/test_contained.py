@@ -170,7 +170,7 @@ def test_processes_of_a_test_are_named_and_ended(ended):
         for name in ("test_waits_for_a_dead_child", "test_waits_for_ranks")
     )
     assert "was killed by SIGSEGV, and the test did not wait for it" in dead.message
-    assert "(rank 1, " in waiting.ranks[0].stacks
+    assert "rank 1" in [process.role for process in waiting.ranks[0].started]
 
 
 SHARED = """
