@@ -45,10 +45,10 @@ def finish_run(
         keep: whether to keep the results; otherwise those of the previous run are restored.
     """
     demands = missed_demands(run, settings)
+    broken = [*demands.broken]
     if run.flaky_fails and run.flaky:
-        flaky = f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again"
-        demands = msgspec.structs.replace(demands, broken=(*demands.broken, flaky))
-    demands = msgspec.structs.replace(demands, nothing_is_fine=empty_shard)
+        broken.append(f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
+    demands = msgspec.structs.replace(demands, nothing_is_fine=empty_shard, broken=broken)
     # Before the reports are written: they show the exit code of the command, not only that of the tests.
     reason, run = run.reason, conclude_command(run, demands, results)
     lost = write_and_show(run, results, environ)

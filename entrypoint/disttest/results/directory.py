@@ -233,7 +233,8 @@ def claim(path: Path) -> ResultsDirectory:
 def claim_default(say: Callable[[str], None]) -> ResultsDirectory:
     """Claim ``results`` for a run without a directory; ``results-2`` and so on if other runs are active.
 
-    Waiting for the other run would hang scripts. A directory that the user names is refused instead.
+    Waiting for the other run would hang scripts. A directory that the user names is refused instead, because the
+    results are expected there.
 
     Args:
         say: receives one line about the location if it is not ``results``.
@@ -241,7 +242,6 @@ def claim_default(say: Callable[[str], None]) -> ResultsDirectory:
     Raises:
         UsageError: as in :func:`claim`.
     """
-    # The results are expected in a directory that the user names.
     try:
         return claim(DEFAULT)
     except DirectoryInUse as error:

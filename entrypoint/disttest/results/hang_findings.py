@@ -95,7 +95,7 @@ def pending_collective(rank: RankRecord) -> Collective | None:
 def _waits_in(rank: RankRecord) -> Collective | None:
     """Return the pending collective, with the place from the stack if the recorder has none."""
     pending = pending_collective(rank)
-    frame = _user_frame(list(_frames(rank)))
+    frame = _user_frame(list(main_thread(rank.stacks)))
     if pending is None or pending.where or frame is None:
         return pending
     return msgspec.structs.replace(pending, where=str(frame))
@@ -206,7 +206,7 @@ def _point_to_point(hung: Sequence[RankRecord]) -> Finding | None:
 
 
 def _point_to_point_call(rank: RankRecord) -> tuple[str, Frame] | None:
-    frames = list(_frames(rank))
+    frames = list(main_thread(rank.stacks))
     user = _user_frame(frames)
     call = next((f.function for f in frames if f.function in _POINT_TO_POINT and "/torch/" in f.file), None)
     return (call, user) if call is not None and user is not None else None
@@ -226,7 +226,7 @@ def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | 
 
     A rank is busy or asleep in Python, or waits in torch for an unknown event.
     """
-    if not any(_user_frame(list(_frames(r))) or r.process_state for r in hung):
+    if not any(_user_frame(list(main_thread(r.stacks))) or r.process_state for r in hung):
         return None
     done = [rank for rank in ranks if _has_finished(rank)]
     rest = f"; {rank_names([rank.rank for rank in done])} had finished" if done else ""
@@ -270,7 +270,7 @@ def whereabouts(rank: RankRecord) -> str:
         if rank.outcome is Outcome.SKIPPED:
             return f"{who} had skipped the test ({rank.message})"
         return f"{who} had finished the test"
-    frames = list(_frames(rank))
+    frames = list(main_thread(rank.stacks))
     frame = _user_frame(frames)
     if rank.process_state:
         return f"{who} is {rank.process_state}, in {rank.phase}"
@@ -285,7 +285,7 @@ def whereabouts(rank: RankRecord) -> str:
 
 def last_call(rank: RankRecord) -> str:
     """``all_reduce at test_step.py:39`` from the stack of a rank inside a torch call; empty if it was in none."""
-    frames = list(_frames(rank))
+    frames = list(main_thread(rank.stacks))
     user = _user_frame(frames)
     above = frames[: frames.index(user)] if user else []
     # The outermost frame of torch is the function that the user called; the inner ones are its helpers.
@@ -300,10 +300,6 @@ def _is_wait_for_gpu(frame: Frame) -> bool:
 
 def _has_finished(rank: RankRecord) -> bool:
     return rank.end is RankEnd.REPORTED
-
-
-def _frames(rank: RankRecord) -> Iterator[Frame]:
-    yield from main_thread(rank.stacks)
 
 
 def main_thread(stacks: str) -> Iterator[Frame]:

@@ -43,6 +43,8 @@ _NAMES = ("nodeid", "slug", "log")
 _BLOCK = 1 << 20
 MOST_REPORTED = 100
 """Maximum number of unreadable lines that are reported one by one."""
+# Bound at import: tests may monkeypatch it.
+_fstat = os.fstat
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
@@ -78,7 +80,7 @@ class Journal:
         self._names: dict[str, str] = {}
         # A test that closes low descriptors and opens a file would get the events in that file.
         self._fd = move_high(os.open(path, _FLAGS, 0o644) if fd is None else fd)
-        self._file = os.fstat(self._fd)
+        self._file = _fstat(self._fd)
 
     def fileno(self) -> int:
         """Descriptor for a process that will write into the same journal, whatever happens to its path."""
@@ -105,7 +107,7 @@ class Journal:
             if len(line) > LONGEST_LINE:  # readers skip such a line
                 line = _encoder.encode(shorten_all(msgspec.json.decode(line)))
             # A test may have closed all descriptors, and opened another file under this number.
-            if not os.path.samestat(os.fstat(self._fd), self._file):
+            if not os.path.samestat(_fstat(self._fd), self._file):
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             _write_line(self._fd, line + b"\n")
         except OSError as error:
@@ -159,7 +161,7 @@ class Journal:
             os.close(fd)
             raise
         os.close(self._fd)
-        self._fd, self.path, self._file = fd, path, os.fstat(fd)
+        self._fd, self.path, self._file = fd, path, _fstat(fd)
 
     def events(self) -> Iterator[AnyEvent]:
         """Yield all events so far, of any writer, including unwritten ones; works even if the path is gone."""

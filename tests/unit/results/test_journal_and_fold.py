@@ -242,7 +242,7 @@ def test_a_journal_is_read_by_its_writer_when_its_path_is_gone(tmp_path):
 
 
 def test_nothing_is_written_into_a_file_that_has_the_number_of_the_journal(tmp_path):
-    """A test may close all descriptors, and open files of its own."""
+    """A test may close all descriptors, and then open other files."""
     journal = Journal(tmp_path / "events.jsonl")
     assert journal.fileno() >= 100
     with (tmp_path / "of the test").open("wb") as other:
@@ -251,6 +251,15 @@ def test_nothing_is_written_into_a_file_that_has_the_number_of_the_journal(tmp_p
     with pytest.raises(JournalError, match="Bad file descriptor"):
         journal.append(START)
     assert b"" == (tmp_path / "of the test").read_bytes()
+
+
+def test_a_test_may_replace_fstat(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "events.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", lambda _: os.stat("/"))
+        journal.append(START)
+
+    assert [START] == list(journal.events())
 
 
 def test_a_journal_never_moves_into_a_file_that_is_there(tmp_path):

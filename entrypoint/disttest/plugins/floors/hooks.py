@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 from disttest.hookspecs import hookimpl
 from disttest.options.option import PLANS, Option, rows_of
 from disttest.options.values import RATIO, SWITCH, WHOLE, Type
-from disttest.plugins.floors.floors import Floors, read_manifest
+from disttest.plugins.floors.floors import Floors, check_floors, idle_suites, read_manifest
 
 if TYPE_CHECKING:
     from disttest.results.conclusion import Demands
     from disttest.results.fold import RunResult
 
-_run, _both = (
-    partial(rows_of(*commands), title=PLANS, for_command=True, in_file=False)
-    for commands in (("run",), ("run", "merge"))
-)
+_run = partial(rows_of("run"), title=PLANS, for_command=True, in_file=False)
+_both = partial(rows_of("run", "merge"), title=PLANS, for_command=True, in_file=False)
 
 OPTIONS = (
     _both("min-tests", WHOLE, "Fail if fewer tests ran; skipped ones did not.", default=0, otherwise="0"),
@@ -49,7 +47,6 @@ def disttest_addoptions() -> Sequence[Option]:
 @hookimpl
 def disttest_check_run(run: RunResult, settings: Mapping[str, Any]) -> Demands:
     """Return the floors that the run has missed."""
-    from disttest.plugins.floors.floors import check_floors, idle_suites
     from disttest.results.conclusion import Demands
 
     floors = Floors(**{row.field: settings.get(row.field, row.default) for row in OPTIONS})

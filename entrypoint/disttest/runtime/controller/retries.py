@@ -62,7 +62,8 @@ class Retries:
     def counted(self, judged: TestJudged) -> TestJudged:
         """Decide which result counts.
 
-        An attempt that skips, no longer runs the failed rank or is cut short does not undo the failure before.
+        An attempt that skips, that no longer runs the failed rank or that is cut short does not undo the earlier
+        failure.
         """
         result = judged.result
         earlier = self._failed.get(result.nodeid)

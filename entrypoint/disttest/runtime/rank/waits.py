@@ -92,7 +92,8 @@ def watch_waits(watches: Mapping[str, Any], place: int, *, is_reused: bool = Fal
     """Let plugins observe this rank from now on.
 
     Args:
-        watches: plugin name -> data for its part here. Without any, or without torch, it is not observed (3 ms).
+        watches: plugin name -> data for its part here. Without any, or without torch, the rank is not observed, which
+            saves 3 ms.
         place: index of this rank among those of its world.
         is_reused: whether the process runs several tests, so that one can break the groups of the next.
     """

@@ -76,7 +76,8 @@ class Watch:
     def look(self) -> None:
         """Handle new events and output.
 
-        Output that the terminal does not accept is kept. Beyond a limit everything else waits for it, not forever.
+        Output that the terminal does not accept is kept. Beyond a limit everything else waits for the terminal, but not
+        forever.
         """
         behind = outlet() if self._view is not None else None
         stalled_s = behind.stalled_s if behind else 0.0
