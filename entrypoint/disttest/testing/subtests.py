@@ -39,10 +39,12 @@ def run_subtests(
             error = _run_one(cls_inst, config, call)
             if _anyone(error is not None):
                 failed.append(f"{config}: {error or 'failed on another rank'}")
-    finally:
-        # A later configuration that skips, also by `sys.exit`, would otherwise hide these failures.
-        if failed:
-            raise AssertionError(f"{len(failed)} of the subtests failed:\n" + "\n".join(failed))
+    # A later configuration that skips, also by `sys.exit`, must not hide the failures of earlier ones.
+    except BaseException as error:
+        if not failed or isinstance(error, KeyboardInterrupt):
+            raise
+    if failed:
+        raise AssertionError(f"{len(failed)} of the subtests failed:\n" + "\n".join(failed))
 
 
 def _run_one(case: Any, config: Mapping[str, Any], call: Callable[[], Any]) -> str | None:

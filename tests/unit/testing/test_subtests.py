@@ -21,3 +21,11 @@ def test_a_skipped_configuration_hides_no_failure(skip):
         run_subtests(unittest.TestCase(), {"kind": ["green", "red", "skipped"]}, run)
     with pytest.raises(type(skip)):
         run_subtests(unittest.TestCase(), {"kind": ["green", "skipped"]}, run)
+
+
+def test_an_interrupt_is_no_failure_of_a_configuration():
+    def run(kind):
+        raise ValueError if kind == "red" else KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_subtests(unittest.TestCase(), {"kind": ["red", "stopped"]}, run)
