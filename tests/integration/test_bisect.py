@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from environments import make_environment, uv
 from lab import Lab
 
 IDENTITY = {f"GIT_{who}_{what}": f"{who}@x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -76,6 +77,7 @@ def test_a_flaky_test_of_ranks_in_a_subfolder_is_bisected(project):
     assert [*(sub / "results-bisect").glob("*/events.jsonl")]
 
 
+@pytest.mark.slow("runs the test at several commits")
 def test_a_script_prepares_each_commit_and_pytest_arguments_arrive(project):
     commits = [
         committed(project.folder, "0", test_mine="def test_x():\n    import built\n    assert built.OK\n")
@@ -136,3 +138,67 @@ def test_a_search_that_is_cancelled_leaves_no_work_tree(project, number):
 
     assert process.returncode == 130, output
     assert git(project.folder, "worktree", "list").count("\n") == 0
+
+
+IMPORTS = "import mine\n\ndef test_x():\n    assert mine.RIGHT\n"
+PROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "mine"
+version = "1"
+
+[tool.setuptools]
+packages = ["mine"]
+package-dir = {PACKAGE_DIR}
+"""
+
+
+def three_commits(folder: Path, package: str = "src", package_dir: str = '{"" = "src"}') -> list[str]:
+    """The second one breaks a package, which the test does not import from its own folder."""
+    (folder / package / "mine").mkdir(parents=True)
+    (folder / "tests").mkdir()
+    (folder / "pyproject.toml").write_text(PROJECT.replace("{PACKAGE_DIR}", package_dir))
+    commits = [
+        committed(folder, "0", **{"tests/test_mine": IMPORTS, f"{package}/mine/__init__": "RIGHT = True\n"})
+    ]
+    commits.append(committed(folder, "breaks it", **{f"{package}/mine/__init__": "RIGHT = False\n"}))
+    return [*commits, committed(folder, "last")]
+
+
+@pytest.mark.slow("runs the test at several commits")
+@pytest.mark.parametrize(
+    ("layout", "editable"),
+    [
+        pytest.param((), True, id="a folder on sys.path"),
+        pytest.param(("lib", '{mine = "lib/mine"}'), True, id="a finder"),
+        pytest.param((), False, id="a copy"),
+    ],
+)
+def test_an_installed_project_is_imported_from_each_commit(project, tmp_path_factory, layout, editable):
+    """The newest code would fail at all commits, and the first one would be called bad."""
+    commits = three_commits(project.folder, *layout)
+    python = make_environment(tmp_path_factory.mktemp("environment") / "venv")
+    words = ["--quiet", "--no-deps", "--no-build-isolation", *["--editable"] * editable]
+    uv("pip", "install", "--python", python, *words, project.folder)
+    ended = Lab(project.folder, python=str(python)).run(
+        "bisect", "tests/test_mine.py::test_x", commits[0], "HEAD", "--rate", "1"
+    )
+
+    first = "first bad commit: " + f"{commits[1][:10]} breaks it"
+    note = "bisect: note: mine is installed as a copy"
+    assert (first in ended.output) == editable, ended.output
+    assert (note in ended.output) == (not editable), ended.output
+
+
+@pytest.mark.slow("runs the test at several commits")
+def test_a_folder_in_pythonpath_is_that_of_each_commit(project):
+    commits = three_commits(project.folder)
+    path = os.pathsep.join([str(project.folder / "src"), project.environ["PYTHONPATH"]])
+    ended = project.run(
+        "bisect", "tests/test_mine.py::test_x", commits[0], "HEAD", "--rate", "1", PYTHONPATH=path
+    )
+
+    assert f"first bad commit: {commits[1][:10]} breaks it" in ended.output, ended.output

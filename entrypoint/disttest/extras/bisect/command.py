@@ -50,6 +50,7 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
         UsageError: a commit is wrong, an option makes no sense, or the test does not fail at BAD.
     """
     from disttest.extras.bisect.child_runs import cancel_in_order, environ_of_runs, forwarded, new_folder
+    from disttest.extras.bisect.import_roots import import_roots
     from disttest.extras.bisect.search import search
     from disttest.extras.bisect.work_tree import TestRuns, commits_between, git, work_tree
 
@@ -72,15 +73,22 @@ def run_bisect(test: str, good: str, bad: str, pytest_args: Sequence[str], given
     click.echo(
         f"bisect: {count(len(commits), 'commit')}, {commits[0][:10]} to {commits[-1][:10]}; results in {results.name}"
     )
+    repository, environ = Path(git(here, "rev-parse", "--show-toplevel")), environ_of_runs(flags)
+    if prepare is None and (copies := import_roots(repository, here, environ).copies):
+        click.echo(
+            f"bisect: note: {', '.join(copies)} is installed as a copy: what tests import of it is the same at all commits; "
+            "install it with -e, or give --prepare"
+        )
     with work_tree(here, commits[-1]) as tree:
         runs = TestRuns(
+            repository,
             tree,
             git(here, "rev-parse", "--show-prefix"),
             [test, *forwarded(flags, _OWN)],
             pytest_args,
             results,
             prepare,
-            environ_of_runs(flags),
+            environ,
         )
         answer = search(
             len(commits),

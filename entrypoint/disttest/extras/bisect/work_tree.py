@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from disttest.cli.stored_run import read_run
 from disttest.errors import ExitCode, UsageError
 from disttest.extras.bisect.child_runs import RUN, run_child
+from disttest.extras.bisect.import_roots import import_roots
 from disttest.extras.bisect.search import Tried
 from disttest.model import Cause
 from disttest.reports.text import one_line
@@ -85,7 +87,8 @@ class TestRuns:
     """Runs the test at commits.
 
     Args:
-        tree: the work tree.
+        repository: root of the user's work tree.
+        tree: the work tree of the search.
         prefix: the folder in it that corresponds to the user's.
         words: of ``disttest run``, behind its name; pytest's arguments come last.
         pytest_args: arguments for pytest.
@@ -98,6 +101,7 @@ class TestRuns:
 
     def __init__(
         self,
+        repository: Path,
         tree: Path,
         prefix: str,
         words: Sequence[str],
@@ -106,7 +110,7 @@ class TestRuns:
         prepare: Path | None,
         environ: Mapping[str, str],
     ) -> None:
-        self._tree, self._folder = tree, tree / prefix
+        self._repository, self._tree, self._folder = repository, tree, tree / prefix
         self._words, self._pytest_args = words, pytest_args
         self._results, self._prepare, self._environ = results, prepare, environ
         self._commit, self._batches, self._why_not = "", 0, ""
@@ -132,7 +136,7 @@ class TestRuns:
             *self._pytest_args,
         ]
         output = into.with_suffix(".txt")
-        self._started(argv, output)
+        run_child(argv, self._folder, self._environ_of_run(), output)
         tried = read_batch(into)
         if not tried.why_not:
             return tried
@@ -148,11 +152,16 @@ class TestRuns:
         if not self._folder.is_dir():
             self._why_not = "this folder is not in the commit"
         elif self._prepare is not None:
-            code = self._started(["bash", str(self._prepare)], self._results / f"prepare-{commit[:10]}.txt")
+            output = self._results / f"prepare-{commit[:10]}.txt"
+            code = run_child(["bash", str(self._prepare)], self._folder, self._environ, output)
             self._why_not = f"{self._prepare.name} ended with exit code {code}" if code else ""
 
-    def _started(self, argv: Sequence[str], output: Path) -> int:
-        return run_child(argv, self._folder, self._environ, output)
+    def _environ_of_run(self) -> dict[str, str]:
+        """The environment in which the commit's code takes the place of the user's."""
+        # After the script: what it installs needs no other place.
+        roots = import_roots(self._repository, self._folder, self._environ)
+        paths = [*(str(self._tree / folder) for folder in roots.folders), self._environ.get("PYTHONPATH", "")]
+        return {**self._environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def read_batch(results: Path) -> Tried:
