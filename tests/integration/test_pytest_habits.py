@@ -258,6 +258,24 @@ def test_what_ranks_print_in_tests_that_pass_is_shown_on_request(lab):
     assert "hello from" not in lab.run("test_prints.py").output
 
 
+def test_what_a_failed_test_without_a_world_has_printed_is_shown(lab):
+    lab.write(
+        test_prints="""
+            import logging
+
+            def test_prints():
+                print("test_prints.py:1:", "hello".upper())
+                logging.warning("careful".upper())
+                assert 0
+        """
+    )
+    ended = lab.run("test_prints.py")
+    for text in (ended.output, (ended.results / "junit.xml").read_text()):
+        assert "test_prints.py:1: HELLO" in text
+        assert "CAREFUL" in text
+    assert "test_prints.py:7: error" in ended.output
+
+
 def test_what_ranks_print_is_shown_while_they_run_with_the_rank_in_front(lab):
     lab.write(
         test_prints="""

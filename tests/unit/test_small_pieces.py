@@ -165,7 +165,7 @@ def test_a_results_directory_that_can_not_be(tmp_path):
 
 STACK = """Current thread 0x00007f1 (most recent call first):
   File "/venv/disttest/observe/patches.py", line 133 in method
-  File "/venv/torch/distributed/distributed_c10d.py", line 5 in barrier
+  File "/venv/site-packages/torch/distributed/distributed_c10d.py", line 5 in barrier
   File "/repo/tests/test_x.py", line 7 in test_x
   File "/venv/_pytest/python.py", line 187 in pytest_pyfunc_call
   File "/venv/pluggy/_callers.py", line 1 in _multicall

@@ -35,8 +35,8 @@ class Outcome(StrEnum):
         return self in (Outcome.FAILED, Outcome.ERROR)
 
     @property
-    def is_final(self) -> bool:
-        """Whether later actions of the rank cannot change it; its peers may wait for the rank in vain."""
+    def is_failure(self) -> bool:
+        """Whether the test failed, also if that was expected. A rank's peers may wait for it in vain."""
         return self.is_bad or self is Outcome.XFAILED
 
 
@@ -177,6 +177,8 @@ class Collective(Frozen):
     where: str = ""
     """``file:line`` of the call in the user's code."""
     p2p: bool = False
+    ranks: tuple[int, ...] = ()
+    """Ranks of the group; empty if unknown. Several groups of a DeviceMesh have one description."""
 
     @property
     def name(self) -> str:

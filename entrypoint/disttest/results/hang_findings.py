@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
 from itertools import islice
 from typing import NamedTuple
 
@@ -39,7 +41,7 @@ HARNESS = "|".join(map(re.escape, HARNESS_PLACES))
 # "in".
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(
-    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/observe)/"
+    r"/(_pytest|pluggy|(site|dist)-packages|lib/python3\.\d+|disttest/observe)/"
     rf"|{HARNESS}|^<"
 )
 _MOST_BELOW = 4
@@ -152,19 +154,28 @@ def _same_tensors(mine: Collective, theirs: Collective) -> bool:
 
 def _at(rank: RankRecord, where: Collective) -> Collective | None:
     """Return a rank's call at the same number of the same group."""
-    for collective in rank.collectives:
-        if (collective.group, collective.seq, collective.p2p) == (where.group, where.seq, where.p2p):
+    # A rank outside of the group may have made a call at that number of another group with the same description.
+    for collective in rank.collectives if not where.ranks or rank.rank in where.ranks else ():
+        is_same = (collective.group, collective.seq, collective.p2p) == (where.group, where.seq, where.p2p)
+        # The ranks are unknown once the group is destroyed.
+        if is_same and (collective.ranks == where.ranks or not (collective.ranks and where.ranks)):
             return collective
     return None
 
 
-def _between_groups(_ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
-    """Ranks wait for each other in different groups."""
-    groups = {pending.group for pending in waiting.values()}
-    if len(groups) < 2:
+def _between_groups(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
+    """Ranks wait in different groups: for each other, or for a rank that waits in none."""
+    if len({(pending.group, pending.ranks) for pending in waiting.values()}) < 2:
         return None
-    parts = [f"rank {rank} waits in {c.name}{_place(c)}" for rank, c in sorted(waiting.items())]
-    return Finding(f"groups wait for each other: {', '.join(parts)}")
+    parts = ", ".join(f"rank {rank} waits in {c.name}{_place(c)}" for rank, c in sorted(waiting.items()))
+    members = {
+        rank for pending in waiting.values() for rank in pending.ranks or (each.rank for each in ranks)
+    }
+    free = [rank for rank in ranks if rank.hung and rank.rank in members - waiting.keys()]
+    if free:
+        names = rank_names([rank.rank for rank in free])
+        return Finding(f"{names} joined no group: {_all_whereabouts(free)}, while {parts}", _only(free))
+    return Finding(f"groups wait for each other: {parts}")
 
 
 def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
@@ -175,7 +186,8 @@ def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fin
     # All ranks wait in one group here: `_between_groups` has handled the other cases.
     pending = max(waiting.values(), key=lambda c: c.seq)
     here = sorted(rank for rank, c in waiting.items() if c.seq == pending.seq)
-    absent = [rank for rank in ranks if _at(rank, pending) is None and (rank.hung or _has_finished(rank))]
+    members = [rank for rank in ranks if not pending.ranks or rank.rank in pending.ranks]
+    absent = [rank for rank in members if _at(rank, pending) is None and (rank.hung or _has_finished(rank))]
     if not absent:
         return None
     names = rank_names([rank.rank for rank in absent])
@@ -333,7 +345,17 @@ def _user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 def is_library(file: str) -> bool:
     """Whether a file belongs to a library rather than to the user."""
-    return _LIBRARY.search(file) is not None
+    return file.startswith(torchs_folder()) or _LIBRARY.search(file) is not None
+
+
+@cache
+def torchs_folder() -> str:
+    """Return the folder of torch, which may be a checkout. The user's own folders may have the name `torch`, too."""
+    try:
+        spec = find_spec("torch")
+    except ValueError:  # a test has put something else in its place
+        spec = None
+    return f"{spec.origin.rpartition('/')[0]}/" if spec is not None and spec.origin else "<"
 
 
 def _only(ranks: Sequence[RankRecord]) -> int | None:

@@ -52,3 +52,8 @@ def test_tensors_have_the_names_that_users_of_torch_know():
     odd = entry("gloo:send", 20, 1, input_sizes=((2, 3), (1,)), input_dtypes=["BFloat16", "Float8_e5m2"])
     (call,) = read_dump({"entries": [odd]}, since_s=0)
     assert (call.inputs, call.outputs) == ("bfloat16[2, 3], Float8_e5m2[1]", "float32[4]")
+
+
+def test_a_call_has_the_ranks_of_its_group():
+    dump = {"pg_config": {"0": {"ranks": "[0, 1]"}}, "entries": [entry("gloo:all_reduce", 20, 1)]}
+    assert [call.ranks for call in read_dump(dump, since_s=0)] == [(0, 1)]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from sample_runs import SampleRun, mixed_run, rank, stopped_run, write_log
 
-from disttest.model import Collective, Outcome, Section, TestResult
+from disttest.model import Collective, Invocation, Outcome, Section, TestResult
 from disttest.plugins.html.data import choose_tests, collective_table, headline_of
 from disttest.plugins.html.render import render_html
 from disttest.plugins.summary.render import render_summary
@@ -165,6 +165,20 @@ def test_a_failed_test_has_the_commit_of_its_first_failure():
     assert data["streaks"] == {"0": "red since 3333333333 (3 runs), last passed at 2222222222"}
 
 
+def test_failures_of_other_branches_are_no_part_of_a_streak():
+    sample = SampleRun()
+    sample.test(Outcome.FAILED, name="test_shaky", message="m")
+    run = sample.finish()
+    run = msgspec.structs.replace(run, invocation=Invocation(data={"history": {"branch": "main"}}))
+    earlier = [
+        replace(past_run(run), kinds={run.tests[0].test.nodeid: kind}, commit=commit * 40, branch=branch)
+        for kind, commit, branch in (("passed", "1", "main"), ("failed", "2", "topic"))
+    ]
+    data = embedded(render_html(run, history=earlier), "data")
+
+    assert data["streaks"] == {"0": "red since this run, last passed at 1111111111"}
+
+
 @pytest.mark.parametrize("hostile", ["</script>", "<!--<script>", "</script x", "\u2028", "&lt;", "'\"><b>"])
 def test_data_can_not_leave_its_element(hostile):
     sample = SampleRun()
@@ -217,6 +231,23 @@ def test_the_collective_at_which_ranks_part(first, second, parting):
     assert [row["name"] for row in table["rows"] if row["parts"]] == (
         [f"default #{parting}"] if parting else []
     )
+
+
+def test_ranks_do_not_part_at_a_call_of_a_group_without_them():
+    def call(seq, op, *ranks, group="mesh_tp", done=True):
+        return Collective(group=group, seq=seq, op=op, done=done, at_s=10.0 + seq, ranks=ranks)
+
+    ranks = (
+        rank(0, collectives=(call(1, "broadcast", 0, 1),)),
+        rank(1, collectives=(call(1, "broadcast", 0, 1),)),
+        rank(
+            2, collectives=(call(1, "all_reduce", 2, 3), call(9, "barrier", 2, 3, group="pair", done=False))
+        ),
+        rank(3, collectives=(call(1, "all_reduce", 2, 3),), hung=True),
+    )
+    table = collective_table(TestResult(nodeid="x", outcome=Outcome.FAILED, started_at_s=10.0, ranks=ranks))
+
+    assert [row["name"] for row in table["rows"] if row["parts"]] == ["pair #9"]
 
 
 def test_a_hung_rank_that_called_nothing_has_a_column():

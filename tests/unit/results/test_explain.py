@@ -8,10 +8,26 @@ from disttest.results.hang_findings import explain
 
 
 def call(
-    op, seq, *, group="default", done=False, inputs="float32[4]", where="test_step.py:44", backend="gloo"
+    op,
+    seq,
+    *,
+    group="default",
+    done=False,
+    inputs="float32[4]",
+    where="test_step.py:44",
+    backend="gloo",
+    ranks=(),
 ):
     return Collective(
-        group=group, seq=seq, op=op, inputs=inputs, outputs=inputs, done=done, where=where, backend=backend
+        group=group,
+        seq=seq,
+        op=op,
+        inputs=inputs,
+        outputs=inputs,
+        done=done,
+        where=where,
+        backend=backend,
+        ranks=ranks,
     )
 
 
@@ -29,7 +45,7 @@ def finished(rank, *collectives):
 
 
 def torch_frame(function):
-    return f'  File "/venv/torch/distributed/distributed_c10d.py", line 5 in {function}'
+    return f'  File "/venv/site-packages/torch/distributed/distributed_c10d.py", line 5 in {function}'
 
 
 DONE = call("all_reduce", 6, done=True)
@@ -84,7 +100,7 @@ CASES = {
                 0,
                 phase="teardown",
                 stacks="Current thread (most recent call first):\n"
-                '  File "/venv/torch/cuda/__init__.py", line 5 in synchronize',
+                '  File "/venv/site-packages/torch/cuda/__init__.py", line 5 in synchronize',
             ),
             finished(1),
         ],
@@ -129,6 +145,32 @@ CASES = {
         "rank 1 waits in all_reduce #1 (group b) at test_step.py:44",
         None,
     ),
+    "a rank for which others wait in two groups": (
+        [
+            hung(0, call("all_reduce", 1, group="dp")),
+            hung(1, call("all_reduce", 1, group="tp")),
+            hung(2, stacks=SLEEPS),
+        ],
+        "rank 2 joined no group: rank 2 is in nap at test_step.py:39, "
+        "while rank 0 waits in all_reduce #1 (group dp) at test_step.py:44, rank 1 waits in all_reduce #1 (group tp) at test_step.py:44",
+        2,
+    ),
+    "a rank outside of the group is not missing": (
+        [finished(0), hung(1, call("barrier", 1, group="#1", ranks=(1, 2))), hung(2, stacks=SLEEPS)],
+        "rank 2 never joined barrier #1 (group #1): rank 1 waits at test_step.py:44, rank 2 is in nap at test_step.py:39",
+        2,
+    ),
+    "groups of a mesh have one description": (
+        [
+            finished(0, call("broadcast", 1, group="mesh_tp", ranks=(0, 1), done=True)),
+            finished(1, call("broadcast", 1, group="mesh_tp", done=True)),
+            hung(2, call("all_reduce", 1, group="mesh_tp", ranks=(2, 3))),
+            hung(3, stacks=SLEEPS),
+        ],
+        "rank 3 never joined all_reduce #1 (group mesh_tp): rank 2 waits at test_step.py:44, "
+        "rank 3 is in nap at test_step.py:39",
+        3,
+    ),
     "everybody is there": (
         [hung(0, call("all_reduce", 2)), hung(1, call("all_reduce", 2))],
         "all_reduce #2 (group default) does not complete, although ranks 0, 1 called it at test_step.py:44",
@@ -160,7 +202,14 @@ CASES = {
         0,
     ),
     "waits for its GPU": (
-        [hung(0, stacks=stack("step", 8, '  File "/venv/torch/cuda/streams.py", line 5 in synchronize'))],
+        [
+            hung(
+                0,
+                stacks=stack(
+                    "step", 8, '  File "/venv/site-packages/torch/cuda/streams.py", line 5 in synchronize'
+                ),
+            )
+        ],
         "rank 0 waits for its GPU in step at test_step.py:8, not waiting for another rank",
         0,
     ),
@@ -209,3 +258,12 @@ def test_a_process_that_the_test_started_is_named_by_its_role_or_its_number() ->
         "its process is in test_waits at test_step.py:3"
     ) == finding.message
     assert record.all_stacks.endswith("process 14 (sleep 60):\n  (its Python stack is not available)")
+
+
+def test_a_folder_of_the_user_may_be_called_torch():
+    mine = [
+        each.replace("/repo/tests/", "/repo/tests/torch/")
+        for each in (stack("step", 8, torch_frame("all_reduce")), SLEEPS)
+    ]
+    finding = explain([hung(0, stacks=mine[0]), hung(1, stacks=mine[1])])
+    assert finding == ("rank 0 waits in all_reduce at test_step.py:8, rank 1 is in nap at test_step.py:39", 1)

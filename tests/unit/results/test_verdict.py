@@ -146,8 +146,8 @@ def test_a_rank_that_aborts_since_its_peer_is_gone_is_no_second_culprit():
 
 GLOO = "was killed by SIGABRT in call, before it reported: gloo::EnforceNotMet: op.preamble.length <= op.nbytes. 8 vs 4."
 STACK = """Thread (most recent call first):
-  File "/venv/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
-  File "/venv/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/venv/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/venv/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
   File "/repo/test_step.py", line 28 in test_shape"""
 
 

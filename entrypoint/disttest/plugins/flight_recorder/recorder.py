@@ -6,6 +6,7 @@ The recorder: https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutor
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import sys
 import types
@@ -17,13 +18,13 @@ from typing import Any
 from disttest.host.imports import replaced_entry
 from disttest.model import Collective
 from disttest.outgoing import outgoing
-from disttest.results.hang_findings import HARNESS_PLACES
+from disttest.results.hang_findings import HARNESS_PLACES, torchs_folder
 
 KEPT = 100
 """Number of a test's last collectives that are reported. The raw dump has all of them."""
 
 _INTERNAL = (
-    "/torch/",
+    "/torch/csrc/",
     *HARNESS_PLACES,
     "/disttest/observe/",
     "/_pytest/",
@@ -141,12 +142,12 @@ def read_dump(dump: Mapping[str, Any], *, since_s: float) -> Iterator[Collective
     """Yield the entries of a dump since a moment (epoch seconds), oldest first."""
     # Entries that cannot be parsed are skipped.
     for entry in dump.get("entries", ()):
-        with contextlib.suppress(KeyError, TypeError, IndexError):
+        with contextlib.suppress(KeyError, TypeError, IndexError, ValueError):
             if entry["time_created_ns"] / 1e9 >= since_s:
-                yield _collective(entry)
+                yield _collective(entry, dump.get("pg_config", {}))
 
 
-def _collective(entry: Mapping[str, Any]) -> Collective:
+def _collective(entry: Mapping[str, Any], groups: Mapping[str, Mapping[str, str]]) -> Collective:
     group_name, description = entry["process_group"]
     where = next((frame for frame in entry.get("frames", ()) if _is_user(frame)), None)
     backend, _, op = entry["profiling_name"].rpartition(":")
@@ -161,6 +162,7 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
         at_s=entry["time_created_ns"] / 1e9,
         where=f"{Path(where['filename']).name}:{where['line']}" if where else "",
         p2p=entry["is_p2p"],
+        ranks=tuple(json.loads(groups.get(group_name, {}).get("ranks", "[]"))),
     )
 
 
@@ -171,7 +173,8 @@ def _group(name: str, description: str) -> str:
 
 
 def _is_user(frame: Mapping[str, Any]) -> bool:
-    return not any(part in frame["filename"] for part in _INTERNAL)
+    file = frame["filename"]
+    return not file.startswith(torchs_folder()) and not any(part in file for part in _INTERNAL)
 
 
 def _tensors(sizes: Any, dtypes: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +190,9 @@ def _history(run: RunResult, earlier: Sequence[PastRun]) -> dict[str, list[int]]
 
 def _streaks(run: RunResult, earlier: Sequence[PastRun]) -> dict[str, str]:
     """Return the run in which a test's failures began, by index of the failed test."""
+    # Other branches may have been red for other reasons. A results directory says no branch.
+    branch = run.invocation.data.get("history", {}).get("branch", "")
+    earlier = [past for past in earlier if not branch or past.branch in ("", branch)]
     words = {
         str(index): words_of_streak(
             [(past.kinds.get(test.test.nodeid, ""), past.name) for past in earlier], is_red=True
@@ -275,14 +278,14 @@ def collective_table(result: TestResult) -> dict[str, Any] | None:
         return None
     # A hanging rank was asked, too, and an empty column for it is informative. The same holds for the culprit.
     ranks = [rank for rank in result.ranks if _was_asked(rank) or rank.rank == result.culprit]
-    calls = [
+    calls = {
         # Messages have numbers of a separate series, which would hide collectives of the same number.
-        {(call.group, call.seq): call for call in rank.collectives[-MOST_CALLS:] if not call.p2p}
+        rank.rank: {(call.group, call.seq): call for call in rank.collectives[-MOST_CALLS:] if not call.p2p}
         for rank in ranks
         if _was_asked(rank)
-    ]
+    }
     first_s: dict[_Key, float] = {}
-    for mine in calls:
+    for mine in calls.values():
         for key, call in mine.items():
             first_s[key] = min(call.at_s, first_s.get(key, call.at_s))
     order = sorted(first_s, key=lambda key: (first_s[key], key))
@@ -305,12 +308,11 @@ def _was_asked(rank: RankRecord) -> bool:
 
 
 def _cells(
-    key: _Key, ranks: Sequence[RankRecord], calls: Sequence[dict[_Key, Collective]], started_at_s: float
+    key: _Key, ranks: Sequence[RankRecord], calls: Mapping[int, dict[_Key, Collective]], started_at_s: float
 ) -> Iterator[dict[str, Any] | None]:
-    described = iter(calls)
     for rank in ranks:
-        if _was_asked(rank):
-            yield _cell(next(described).get(key), started_at_s)
+        if rank.rank in calls:
+            yield _cell(calls[rank.rank].get(key), started_at_s)
         else:
             yield {"unasked": how_ended(rank)}
 
@@ -320,13 +322,16 @@ def ticks(rank: RankRecord, started_at_s: float) -> list[tuple[float, bool]]:
     return [(round(max(0.0, call.at_s - started_at_s), 4), call.done) for call in rank.collectives[-200:]]
 
 
-def _parts(key: _Key, calls: Sequence[dict[_Key, Collective]]) -> bool:
+def _parts(key: _Key, calls: Mapping[int, dict[_Key, Collective]]) -> bool:
     """Return whether the ranks diverge here: different operations, a missing rank, or a call that was not completed."""
-    here = [mine[key] for mine in calls if key in mine]
-    if len({call.op for call in here}) > 1 or not all(call.done for call in here):
+    here = [mine[key] for mine in calls.values() if key in mine]
+    # Groups of a DeviceMesh share a description: calls of other ranks at this number are those of another group.
+    if len({(call.ranks, call.op) for call in here}) > len({call.ranks for call in here}):
         return True
+    members = {rank for call in here for rank in call.ranks or calls}
     # A rank past this number has issued it: its recorder keeps only the last calls.
-    return any(key not in mine and not _is_past(key, mine) for mine in calls)
+    missing = (key not in mine and not _is_past(key, mine) for rank, mine in calls.items() if rank in members)
+    return any(missing) or not all(call.done for call in here)
 
 
 def _is_past(key: _Key, mine: dict[_Key, Collective]) -> bool:

@@ -241,7 +241,7 @@ class ReusedTeam:
         """
         cleaning = (rank.verdict_report for rank in attempt.ranks if rank.done is None)
         # A failure of the clean-up counts as well: a new rank ends its process instead of restoring state.
-        was_reused = self._tests > 1 or any(each and not each.outcome.is_final for each in cleaning)
+        was_reused = self._tests > 1 or any(each and not each.outcome.is_failure for each in cleaning)
         return was_reused and not is_good and not attempt.cancelled
 
     def finish_test(self, attempt: HostedAttempt) -> Team | None:

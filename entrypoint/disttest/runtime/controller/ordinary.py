@@ -24,7 +24,7 @@ from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.messages.portable import text_of
 from disttest.runtime.messages.protocol import RunStop, clean_text
 from disttest.runtime.messages.raised import describe_raised, failed_outcome, first_exit, stop_of
-from disttest.runtime.rank.bridge import longrepr_text, message_of, outcome_of
+from disttest.runtime.rank.bridge import details_of, longrepr_text, message_of, outcome_of
 from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.recording import TestRecorder
 
@@ -185,7 +185,7 @@ class OrdinaryTests:
             duration_s=sum(report.duration for report in reports),
             phase=report.when,
             message="" if outcome is Outcome.PASSED else shorten(clean_text(message_of(report))),
-            details=shorten(clean_text(longrepr_text(report))) if outcome.is_bad else "",
+            details=details_of(report, outcome),
         )
         others = (other for counted, other in parts if other is not report and counted and counted.is_bad)
         return with_further_failures(result, map(_further_failure, others))

@@ -163,7 +163,7 @@ class Bridge:
         message = _phase_ended(report, self._config, self._ended_at_s)
         # A later hang must not lose the report of a phase that took long.
         took_long = message.duration_s > PHASE_REPORT_S and not message.partial
-        urgent = message.outcome.is_final or took_long
+        urgent = message.outcome.is_failure or took_long
         (self._channel.send if urgent else self._channel.hold)(message)
 
 
@@ -225,7 +225,7 @@ def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: f
         duration_s=max(0.0, report.duration or 0.0),
         ended_at_s=ended_at_s,
         message=clean_text(message_of(report))[:2000],
-        details=_details(report, outcome),
+        details=details_of(report, outcome),
         report=_within_limit(text, data, report),
     )
 
@@ -275,11 +275,13 @@ def _message_of(report: pytest.TestReport) -> str:
     return headline(text)
 
 
-def _details(report: pytest.TestReport, outcome: Outcome) -> str:
+def details_of(report: pytest.TestReport, outcome: Outcome) -> str:
+    """Return the text of a failure with the output that pytest has captured; empty without a failure."""
     if not outcome.is_bad:
         return ""
+    # Output may look like entries of a traceback, the last of which is the place of the failure.
     sections = (f"----- {title} -----\n{content}" for title, content in sections_of(report))
-    return shorten(clean_text("\n".join([longrepr_text(report), *sections])))
+    return shorten(clean_text("\n".join([*sections, longrepr_text(report)])))
 
 
 def longrepr_text(report: pytest.TestReport) -> str:

@@ -200,7 +200,7 @@ class RankProgress:
         has_failed = report is not None and report.outcome.is_bad
         # A report counts as the outcome of a rank that finished, or that had failed before it was ended or
         # died. A passed phase proves nothing: its tear-down may have been cut.
-        was_cut = self.killed and report is not None and report.outcome.is_final
+        was_cut = self.killed and report is not None and report.outcome.is_failure
         reported = self.done is not None or was_cut or (self.died and has_failed)
         message = report.message if report else ""
         failed_at_s = report.ended_at_s if report and has_failed else None
@@ -209,7 +209,7 @@ class RankProgress:
             message = f"{message}; then it {self._exit_reason()}"
         elif self.died:
             message, failed_at_s = self._exit_reason(), self.died_at_s
-        elif self.killed and not (report and report.outcome.is_final):
+        elif self.killed and not (report and report.outcome.is_failure):
             # An xfail that was reported before stays the rank's own message.
             message = "was ended by disttest"
         if self.ended_for is not None:
@@ -221,7 +221,7 @@ class RankProgress:
             end=self._end(),
             outcome=self._outcome(report, reported=reported),
             phase=report.phase
-            if report and (has_failed or ((report.outcome.is_final or self.done) and not self.died))
+            if report and (has_failed or ((report.outcome.is_failure or self.done) and not self.died))
             else self.phase,
             message=message,
             details=self._details(report),
@@ -255,7 +255,7 @@ class RankProgress:
         return report.outcome if report and reported else None
 
     def _describe_in_flight(self, report: PhaseEnded | None) -> str:
-        is_final = report is not None and report.outcome.is_final
+        is_final = report is not None and report.outcome.is_failure
         held_back = report is not None and is_consequence(report.message)
         if self.in_flight is None or not (held_back if is_final else self.killed):
             return ""
@@ -361,12 +361,12 @@ class Attempt:
         # A rank that calls `pytest.xfail` where ranks may differ ends only itself: the others may fail.
         leaves = report.outcome is Outcome.XFAILED and not marked and self.test.ranks_may_differ
         self.left = self.left or leaves
-        if not report.partial and not report.unrendered and report.outcome.is_final and not leaves:
+        if not report.partial and not report.unrendered and report.outcome.is_failure and not leaves:
             self._note_end(report, report.ended_at_s)
 
     def _note_end(self, report: PhaseEnded | None, at_s: float) -> None:
         """Record when a rank ended, classified by the report that decides its outcome."""
-        if report is not None and report.outcome.is_final and is_consequence(report.message):
+        if report is not None and report.outcome.is_failure and is_consequence(report.message):
             self.note_lost_peer(at_s)
         else:
             self.note_failure(at_s)
