@@ -101,6 +101,18 @@ def test_a_script_prepares_each_commit_and_pytest_arguments_arrive(project):
     assert f"first bad commit: {commits[2][:10]} 2" in ended.output, ended.output
 
 
+def test_a_failure_in_quarantine_is_a_failure(project):
+    commits = [committed(project.folder, "0", test_mine="def test_x():\n    pass\n")]
+    commits.append(committed(project.folder, "breaks it", test_mine="def test_x():\n    assert False\n"))
+    (project.folder / "flaky.toml").write_text(
+        '[[test]]\ntest = "test_mine.py::test_x"\nowner = "ann"\nreason = "races"\nexpires = 2999-01-01\n'
+    )
+    commits += [committed(project.folder, f"in quarantine {number}") for number in range(4)]
+    ended = project.run("bisect", "test_mine.py::test_x", commits[0], "HEAD", "--rate", "1")
+
+    assert f"first bad commit: {commits[1][:10]} breaks it" in ended.output, ended.output
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -104,6 +104,16 @@ def test_a_broken_contract_is_told_with_the_command_that_repeats_it(lab, nothing
     assert "test_of_one_process" not in {test.test.name for test in ended.run.tests}
 
 
+def test_a_broken_contract_of_a_test_in_quarantine_is_shown(lab, nothing_left):
+    (lab.folder / "flaky.toml").write_text(
+        '[[test]]\ntest = "test_step.py::test_swallows"\nowner = "ann"\nreason = "races"\nexpires = 2999-01-01\n'
+    )
+    ended = lab.write(test_step=TESTS).run("chaos", "test_step.py", "--fault", "kill:1:2")
+
+    assert ended.exit_code == 0, ended.output
+    assert "S silent" in ended.output
+
+
 def test_a_rank_that_was_stopped_is_told_in_the_phase_in_which_it_stood(lab, nothing_left):
     ended = lab.write(test_step=TESTS).run("chaos", "test_step.py", "--fault", "stop:1:2")
 

@@ -227,6 +227,17 @@ def test_with_record_failures_those_of_passed_tests_go(lab, nothing_left):
     assert "has no recording of rank 0 of test_all.py::test_exchanges[2xgloo]; record it with" in ended.output
 
 
+def test_a_failure_in_quarantine_is_recorded_and_fails_again(lab):
+    (lab.folder / "flaky.toml").write_text(
+        '[[test]]\ntest = "test_all.py::test_fails"\nowner = "ann"\nreason = "races"\nexpires = 2999-01-01\n'
+    )
+    lab.write(test_all=TESTS).run("run", "test_all.py", "--record", "failures", "-k", "fails")
+    ended = lab.run("replay", "test_fails", "--rank", "1")
+
+    assert ended.exit_code == 0, ended.output
+    assert "as recorded: the rank failed: ValueError: boom" in ended.output
+
+
 UNRECORDED = """
     import torch.distributed as dist
     from torch.testing._internal.common_distributed import MultiProcessTestCase

@@ -195,7 +195,7 @@ class TestHistoryOfIt:
 
         assert [(each.kind, each.failed) for each in past] == [("quarantined", 1), ("passed", 0)]
         assert describe_past(past).startswith("failed in 1 of 2 runs")
-        assert [*read_past_runs(file)[0].kinds.values()] == ["flaky"]
+        assert [*read_past_runs(file)[0].kinds.values()] == ["failed"]
 
 
 class TestAudit:

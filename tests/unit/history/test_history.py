@@ -411,6 +411,14 @@ class TestReading:
         assert wilson(failed, ran) == pytest.approx((low, high), abs=1e-5)
 
 
+def test_a_failure_in_quarantine_is_no_run_that_passed(tmp_path):
+    sample = SampleRun()
+    sample.test(Outcome.XFAILED, name="test_a", message="in quarantine until 2026-06-01 (ann: races): boom")
+    (past,) = read_past_runs(added(tmp_path / "h.sqlite", sample.finish()))
+    streak = words_of_streak([(past.kinds[nodeid("test_a")], "1a2b3c")], is_red=True)
+    assert streak == "red since 1a2b3c (2 runs), never passed in 1 earlier runs"
+
+
 class TestClocks:
     @pytest.mark.parametrize("started_at_s", [12.0, NOW_S + 1e7])
     def test_a_run_whose_clock_was_wrong_counts_as_one_of_now(self, tmp_path, started_at_s):

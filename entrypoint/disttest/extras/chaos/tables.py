@@ -68,7 +68,7 @@ def _rows(faults: _Faults) -> Iterator[tuple[str, tuple[Cell, ...]]]:
 def _cell(test: TestOutcome | None) -> Cell:
     if test is None:
         return _UNTRIED
-    if not test.final.outcome.is_bad:
+    if not test.final.outcome.is_failure:
         return Cell(letter=_LETTERS[_KEPT], meaning=_KEPT)
     kinds = [finding.kind for finding in test.final.findings if finding.finder == NAME]
     kind = kinds[0] if kinds else _UNREACHED

@@ -12,7 +12,7 @@ from disttest.extras.flaky.judging import InQuarantine, data_of, hide_report
 from disttest.extras.flaky.quarantine import Entry, entry_of, find_quarantine, today
 from disttest.options.run import RunOptions
 from disttest.runtime.controller.expand import collected_as, shape_of
-from disttest.runtime.controller.session import RUN
+from disttest.runtime.controller.orders import ControllerOrder, order_of
 from disttest.runtime.controller.session_options import has_asked
 
 _ENTRIES = pytest.StashKey[Sequence[Entry]]()
@@ -41,9 +41,9 @@ def entry_in_session(item: pytest.Item) -> InQuarantine | None:
 def hide_in_controller(item: pytest.Item, report: pytest.TestReport) -> None:
     """Keep the failure of an ordinary test in quarantine from failing the run."""
     # A rank must report the failure as it is: the world compares the outcomes of all ranks, and then applies
-    # the quarantine.
-    is_controller = (
-        item.config.stash.get(_PID, 0) == os.getpid() and item.config.stash[RUN].rank_order is None
+    # the quarantine. So must a replay, which compares its outcome with the recorded one.
+    is_controller = item.config.stash.get(_PID, 0) == os.getpid() and isinstance(
+        order_of(item.config), ControllerOrder
     )
     entry = entry_in_session(item) if is_controller else None
     if entry is not None:

@@ -135,10 +135,10 @@ def read_past_runs(
 
 
 def _kinds(connection: sqlite3.Connection, run: int) -> Mapping[str, str]:
-    # Reports have no other kind for a failure that did not count.
+    # Reports have no other kind for a failure that did not count; it is no run in which the test passed.
     return dict(
         connection.execute(
-            "SELECT test.name, CASE kind.name WHEN 'quarantined' THEN 'flaky' ELSE kind.name END "
+            "SELECT test.name, CASE kind.name WHEN 'quarantined' THEN 'failed' ELSE kind.name END "
             "FROM verdict JOIN test ON test.id = verdict.test "
             "JOIN kind ON kind.id = verdict.kind WHERE run = ?",
             (run,),

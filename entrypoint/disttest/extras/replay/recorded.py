@@ -97,7 +97,8 @@ def keep_recordings(attempt: JudgedAttempt, result: TestResult, rule: RecordRule
         if progress.log
     }
     # Every test is recorded: a recording of the retry would show another run, and a rare failure passes then.
-    if rule is RecordRule.FAILURES and not (result.outcome.is_bad or result.findings):
+    # A failure in quarantine is an expected one, and the most likely one to be replayed.
+    if rule is RecordRule.FAILURES and not (result.outcome.is_failure or result.findings):
         for file in files.values():
             file.unlink(missing_ok=True)
     # On GPUs the file only states that it cannot be replayed.
