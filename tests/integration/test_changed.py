@@ -13,6 +13,7 @@ import pytest
 from lab import Lab
 from typed import check_page
 
+from disttest.extras.changed.changes import Repository
 from disttest.extras.changed.record import Record
 from disttest.model import Outcome
 
@@ -122,6 +123,9 @@ FILES = {
         def test_data():
             assert (FOLDER / "data.txt").read_text()
 
+        def test_hidden():
+            assert (FOLDER / ".data" / "one.json").read_text()
+
         def test_folder():
             assert list((FOLDER / "cases").iterdir())
 
@@ -154,6 +158,7 @@ FILES = {
             pass
     """,
     "data.txt": "1",
+    ".data/one.json": "1",
     "cases/one.txt": "1",
     ".gitignore": "results*\n__pycache__\n.pytest_cache\n",
 }
@@ -164,7 +169,7 @@ WORLDS = {
     "test_first[2xgloo]",
     "test_second[2xgloo]",
 }
-OTHERS = {"test_data", "test_folder", "test_program", "test_fork", "test_thread", "test_class"}
+OTHERS = {"test_data", "test_hidden", "test_folder", "test_program", "test_fork", "test_thread", "test_class"}
 ALL = {*WORLDS, *OTHERS, "test_alone"}
 
 EDITS = {
@@ -192,6 +197,7 @@ EDITS = {
     "function that a hook calls": ("shared.py", "return 0", "return 1", ALL),
     "test": ("test_worlds.py", "world.rank == 1", "world.rank == 0", {"test_rank_one[2xgloo]"}),
     "data file": ("data.txt", "1", "2", {"test_data"}),
+    "hidden data file": (".data/one.json", "1", "2", {"test_hidden"}),
     "function of a program": ("program.py", '"done"', '"more"', {"test_program"}),
     "function of a fork": ("other.py", "in_fork():\n    return 0", "in_fork():\n    return 1", {"test_fork"}),
     "function of a thread": (
@@ -290,14 +296,14 @@ def test_new_failed_renamed_and_deleted_tests(project):
 
 
 def test_what_was_left_out_is_said_and_did_not_pass(project):
-    ended = project.run("run", ".", "--changed", "--canaries", "0.2")
+    ended = project.run("run", ".", "--changed", "--canaries", "0.15")
 
     assert ended.exit_code == 0, ended.output
-    assert "2 tests selected (2 canary), 10 left out, which saves" in ended.output
+    assert "2 tests selected (2 canary), 11 left out, which saves" in ended.output
     assert "without --changed every test runs" in ended.output
     assert sum(test.final.outcome is Outcome.PASSED for test in ended.run.tests) == len(ended.run.tests) == 2
     data = msgspec.json.decode((ended.results / "results.json").read_bytes())["invocation"]["data"]["changed"]
-    assert data["left_out"] == 10
+    assert data["left_out"] == 11
     assert data["saved_s"] > 0
 
 
@@ -349,11 +355,20 @@ def test_a_record_that_cannot_be_used_leaves_nothing_out(project):
     assert path.read_bytes() == b'{"version":9}'
 
 
-def test_another_environment_runs_everything(project):
-    ended = project.run("run", "test_alone.py", "--changed", NCCL_DEBUG="INFO")
+@pytest.mark.parametrize(
+    ("words", "given", "named"),
+    [
+        ((), {"NCCL_DEBUG": "INFO"}, "variable NCCL_DEBUG: none -> "),
+        ((), {"TORCHDYNAMO_DISABLE": "1"}, "variable TORCHDYNAMO_DISABLE: none -> "),
+        (("--seed", "7"), {}, "option seed: none -> "),
+        (("--", "-W", "error"), {}, "pytest's arguments: "),
+    ],
+)
+def test_another_environment_runs_everything(project, words, given, named):
+    ended = project.run("run", "test_alone.py", "--changed", *words, **given)
 
     assert "1 test selected (1 environment), 0 left out" in ended.output
-    assert "variable NCCL_DEBUG: none -> " in ended.output
+    assert named in ended.output
 
 
 def test_the_default_branch_needs_a_revision(project):
@@ -376,6 +391,31 @@ def test_a_plan_has_only_the_selected_tests(project):
     plan = msgspec.json.decode((project.folder / "plan.json").read_bytes())
     names = {test["nodeid"] for shard in plan["shards"] for test in shard["tests"]}
     assert names == {"test_worlds.py::test_rank_one[2xgloo]", "test_others.py::test_program"}
+
+
+def test_a_changed_text_selects_its_doctests(lab):
+    text = ">>> from lib import two\n>>> two()\n2\n"
+    (lab.folder / "guide.rst").write_text(text)
+    lab.write(lib="def two():\n    return 2\n", test_one="def test_one():\n    pass\n")
+    git(lab.folder, "init", "--quiet")
+    commit(lab.folder)
+    words = ("run", ".", "--changed", "HEAD", "--canaries", "0", "--", "--doctest-glob=*.rst")
+    lab.run(*words)
+    (lab.folder / "guide.rst").write_text(text.replace("\n2", "\n3"))
+    ended = lab.run(*words)
+    assert ended.exit_code == 1, ended.output
+    assert "1 test selected (1 affected), 1 left out" in ended.output
+
+
+def test_files_of_submodules_belong_to_the_project(lab):
+    inner = lab.folder / "inner"
+    inner.mkdir()
+    (inner / "lib.py").touch()
+    for folder in (inner, lab.folder):
+        git(folder, "init", "--quiet")
+    commit(inner)
+    git(lab.folder, "-c", "protocol.file.allow=always", "submodule", "add", "--quiet", "./inner", "sub")
+    assert {"sub/lib.py", ".gitmodules"} <= {*Repository(lab.folder).files()}
 
 
 def test_the_page_says_what_is_printed(lab):

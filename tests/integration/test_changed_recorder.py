@@ -251,3 +251,49 @@ def test_what_a_memo_used_belongs_to_its_module(tmp_path):
     }
     assert "data.txt" in parts
     assert parts.isdisjoint({"plain", "pure", "get"})
+
+
+def test_a_data_file_of_a_package_is_used(tmp_path):
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/data.json": "1",
+        "test_a.py": """
+            import pkgutil
+
+            def test_data():
+                assert pkgutil.get_data("pkg", "data.json")
+        """,
+    }
+    assert ("pkg/data.json", "") in recorded(tmp_path, files)["test_data"]
+
+
+def test_every_test_uses_the_modules_that_it_imports_by_a_made_name(tmp_path):
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/model_one.py": "LAYERS = 2\n",
+        "test_a.py": """
+            import importlib
+            import pytest
+
+            @pytest.mark.parametrize("number", [1, 2])
+            def test_layers(number):
+                assert importlib.import_module(".model_" + "one", "pkg").LAYERS == 2
+        """,
+    }
+    used = recorded(tmp_path, files)
+    assert ("pkg/model_one.py", "<module>") in used["test_layers[1]"] & used["test_layers[2]"]
+
+
+def test_a_script_that_runs_in_another_folder_is_used(tmp_path):
+    files = {
+        "tools/check.sh": "exit 0\n",
+        "test_a.py": """
+            import pathlib
+            import subprocess
+
+            def test_script():
+                folder = pathlib.Path(__file__).with_name("tools")
+                subprocess.run(["sh", "check.sh"], cwd=folder, check=True)
+        """,
+    }
+    assert ("tools/check.sh", "") in recorded(tmp_path, files)["test_script"]

@@ -75,7 +75,11 @@ class Repository:
 
     def files(self) -> list[str]:
         """Return the files of the project: all that git does not ignore."""
-        return self._names("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        # git lists the files of submodules only without --others.
+        return [
+            *self._names("ls-files", "-z", "--cached", "--recurse-submodules"),
+            *self._names("ls-files", "-z", "--others", "--exclude-standard"),
+        ]
 
     def base_of(self, revision: str) -> str:
         """Return the commit to compare with.

@@ -6,13 +6,15 @@ at any instruction.
 
 from __future__ import annotations
 
+import importlib
 import linecache
 import os
 import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import resolve_name
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -33,6 +35,7 @@ _SPAWN = "<spawn>"
 _DYNAMOS = "torch/_dynamo/symbolic_convert.py"
 """End of the name of the file whose method ``inline_call_`` compiles a function into its caller."""
 _DYNAMO = "<dynamo>"
+_IMPORT_MODULE = importlib.import_module.__code__
 _MOST_STARTS = 50
 """Starts in one test of a function that keeps results, after which it is not followed: each costs reports of all others."""
 _CALLERS = ("_pytest/python.py", "_pytest/fixtures.py", "_pytest/unittest.py")
@@ -126,6 +129,11 @@ class Tracer:
             return True
 
 
+def is_hidden(file: str) -> bool:
+    """Return whether a file is in a place where few files belong to the project: virtual environments, caches."""
+    return any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in file.split("/"))
+
+
 class ProjectFiles(dict[str, str]):
     """Name of a file -> its name relative to the root; empty for files that do not belong to the project."""
 
@@ -146,12 +154,13 @@ class ProjectFiles(dict[str, str]):
             self.links[name] = links
         return file
 
+    def below_root(self, path: str) -> str:
+        """Return the name of a file relative to the root, also of a hidden one; empty if it is elsewhere."""
+        return path.removeprefix(self._prefix) if path.startswith(self._prefix) else ""
+
     def _relative(self, path: str) -> str:
-        relative = path.removeprefix(self._prefix) if path.startswith(self._prefix) else ""
-        parts = relative.split("/")
-        # Virtual environments are often inside of the repository: .venv, .tox, .nox.
-        hidden = any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in parts)
-        return "" if hidden else relative
+        relative = self.below_root(path)
+        return "" if is_hidden(relative) else relative
 
     def _links(self, name: str) -> Iterator[str]:
         seen, waiting = set(), [Path(name)]
@@ -199,6 +208,8 @@ class Watch:
 
     def on_start(self, code: CodeType) -> bool:
         """Receive a function that starts; return whether its next start counts, too."""
+        if code is _IMPORT_MODULE:
+            return self._imports(code)
         file = self.files[code.co_filename]
         if file == _DYNAMO:
             return self._inlines(code)
@@ -231,6 +242,16 @@ class Watch:
             self.use(unit)
         return True
 
+    def _imports(self, code: CodeType) -> bool:
+        """Receive a module by its name: the code of one that an earlier test or file has imported does not start again."""
+        frame = _frame_of(code)
+        with suppress(AttributeError, ImportError):  # the name is not valid
+            name = resolve_name(frame.f_locals["name"], frame.f_locals["package"]) if frame else ""
+            file = self.files[str(getattr(sys.modules.get(name), "__file__", ""))]
+            if file:
+                self.use((file, MODULE))
+        return True
+
     def use(self, unit: Unit) -> None:
         """Receive a part of the project that is used."""
         raise NotImplementedError
@@ -240,7 +261,8 @@ class Watch:
         # A descriptor (open(3), os.listdir(4)) has been opened by its name before.
         if isinstance(name, (str, bytes, os.PathLike)):
             path = str(Path(os.fsdecode(name)).absolute())
-            file = self.files[path]
+            # ChangedSession drops hidden files that git does not list.
+            file = self.files[path] or self.files.below_root(os.path.realpath(path))
             if file:
                 self.use((file, part))
             self._use_links(path)
@@ -249,14 +271,14 @@ class Watch:
         for link in self.files.links.get(name, ()):
             self.use((link, LINK))
 
-    def started(self, words: list[str]) -> None:
-        """Receive a program that is started, with its arguments."""
+    def started(self, words: list[str], folder: str = "") -> None:
+        """Receive a program that is started, with its arguments and its working directory."""
         # Libraries such as torch, triton and ctypes.util start these. Without the list their tests would
         # depend on all files.
         if Path(words[0]).name not in _HARMLESS:
             self.use(ALL_PYTHON)
             for word in words:
-                self.opened(word, WHOLE)
+                self.opened(Path(folder, word), WHOLE)
 
 
 class LoadRecorder(Watch):
@@ -498,7 +520,9 @@ def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
             # A file that is opened with O_TRUNC is empty before it can be read.
             reads = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_TRUNC
             # The caller shows whether Python opens a module; inspect.stack reads source files (Python 3.11 to 3.13).
-            if reads and sys._getframe(1).f_code.co_filename != _IMPORTER:  # noqa: SLF001
+            by_importer = sys._getframe(1).f_code.co_filename == _IMPORTER  # noqa: SLF001
+            # Data files come through the importer, too (pkgutil.get_data).
+            if reads and not (by_importer and str(path).endswith((".py", ".pyc"))):
                 watch.opened(path, WHOLE)
         case "sqlite3.connect" | "ctypes.dlopen":
             watch.opened(arguments[0], WHOLE)
@@ -508,7 +532,8 @@ def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
             # Popen accepts a text or a path in the place of a list.
             words = arguments[1] if len(arguments) > 1 else arguments[0]
             words = [words] if isinstance(words, (str, bytes, os.PathLike)) else list(words)
-            watch.started([os.fsdecode(word) for word in words] or ["?"])
+            folder = arguments[2] if event == "subprocess.Popen" else None
+            watch.started([os.fsdecode(word) for word in words] or ["?"], os.fsdecode(folder or ""))
 
 
 _EVENTS = frozenset(

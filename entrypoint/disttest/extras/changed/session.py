@@ -6,7 +6,7 @@ import platform
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -26,14 +26,17 @@ from disttest.extras.changed.record import (
     update_record,
     with_run,
 )
-from disttest.extras.changed.recorder import LoadRecorder, TestRecorder, read_lines
-from disttest.extras.changed.sources import LOST, MODULE, UNKNOWN, Sources, Unit, digest_of
+from disttest.extras.changed.recorder import LoadRecorder, TestRecorder, is_hidden, read_lines
+from disttest.extras.changed.sources import LOST, MODULE, UNKNOWN, WHOLE, Sources, Unit, digest_of
 from disttest.extras.changed.tables import notes_of
 from disttest.extras.history.git_facts import project_of_git
 from disttest.model import Outcome, TestCase
 from disttest.options.environment import environment
 from disttest.options.run import RunOptions
+from disttest.options.run_rows import RUN_OPTIONS as CORE_OPTIONS
+from disttest.results.repeat import keep_pytest_args
 from disttest.runtime.controller.session import RUN, TestSelection
+from disttest.runtime.controller.session_options import invocation_of
 
 RECORDER = "disttest-changed-recorder"
 """Name of the plugin of pytest that records tests in a process."""
@@ -63,6 +66,9 @@ _COMPILED = (
 )
 _VARIABLES = (
     "TORCH_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "PYTORCH_",
     "NCCL_",
     "GLOO_",
     "CUDA_",
@@ -72,7 +78,7 @@ _VARIABLES = (
     "PYTHONOPTIMIZE",
     "PYTHONDEVMODE",
 )
-_OF_THIS_MACHINE = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_OF_THIS_MACHINE = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that a scheduler or the run sets."""
 
 
@@ -94,6 +100,8 @@ class ChangedSession:
         self.reasons: dict[str, Reason] = {}
         self._names: dict[str, str] = {}
         self._files: dict[str, str] = {}
+        self._whole: set[str] = set()
+        """Items that are no functions, such as doctests: pytest itself reads the text of their files."""
         self._gpus: dict[str, int] = {}
         self._used: dict[str, set[Unit]] = defaultdict(set)
         self._reported: dict[str, set[tuple[str, Outcome]]] = defaultdict(set)
@@ -125,7 +133,8 @@ class ChangedSession:
             raise UsageError(
                 "--changed cannot be combined with SPMD mode, whose ranks import tests by themselves"
             )
-        self._read(items, options, config.stash[RUN].host.device)
+        words = keep_pytest_args(invocation_of(config).pytest_args)
+        self._read(items, options, config.stash[RUN].host.device, " ".join(words))
         config.pluginmanager.register(TestRecorder(str(self.root), self._folder), RECORDER)
         revision = CHANGED.of(options)
         if revision is None:
@@ -139,13 +148,18 @@ class ChangedSession:
             kept=frozenset(self.reasons), notes=tuple(("", note) for note in notes_of(choice)), data=choice
         )
 
-    def _read(self, items: Sequence[pytest.Item], options: RunOptions, device: str) -> None:
+    def _read(self, items: Sequence[pytest.Item], options: RunOptions, device: str, pytest_args: str) -> None:
         self._sources = Sources(self.root, self._repository.files())
+        for file, units in self._loads.by_module.items():
+            self._loads.by_module[file] = set(self._counted(units))
         self._project = project_of_git(self.root)
         self._path: Path = FILE.of(options) or self.root / USUAL
         self._environment = dict(self._facts(options, device))
+        self._environment["pytest's arguments"] = digest_of(pytest_args.encode())
         for item in items:
-            self._files[item.nodeid] = self.relative(item.path)
+            self._files[item.nodeid] = file = self.relative(item.path)
+            if file and not isinstance(item, pytest.Function):
+                self._whole.add(item.nodeid)
             # Node ids are relative to pytest's root, the names of files to the repository's.
             rest = item.nodeid.partition("::")[2]
             self._names[item.nodeid] = f"{self._files[item.nodeid] or item.path}::{rest}"
@@ -188,7 +202,10 @@ class ChangedSession:
             if name.startswith(_VARIABLES) and name not in _OF_THIS_MACHINE:
                 yield f"variable {name}", digest_of(value.encode())
         own = {option.field for option in OPTIONS}
-        for name, value in options.plugin_options.items():
+        # Those of the core that affect a test, such as --seed and --isolation.
+        fields = (option.field for option in CORE_OPTIONS if option.repeated)
+        given = {field: str(getattr(options, field)) for field in fields if field in options.given}
+        for name, value in {**options.plugin_options, **given}.items():
             if name not in own:
                 yield f"option {name}", digest_of(value.encode())
         # Settings, lock files and compiled sources have effects that no recorder of Python functions sees.
@@ -201,7 +218,7 @@ class ChangedSession:
         """Read the lines of the processes of a world."""
         for test, units in read_lines(folder):
             # Tests that import a module may depend on a result that it has kept since an earlier test.
-            (self._used if "::" in test else self._loads.by_module)[test].update(units)
+            (self._used if "::" in test else self._loads.by_module)[test].update(self._counted(units))
 
     def reported(self, report: pytest.TestReport) -> None:
         """Keep the outcome of a phase of a test."""
@@ -245,6 +262,8 @@ class ChangedSession:
         units = {self._sources.resolve(unit) for unit in self._used[nodeid]}
         if not units and outcome is not Outcome.SKIPPED:
             units.add(LOST)  # nothing has recorded it, for example another machine
+        if nodeid in self._whole:
+            units.add((self._files[nodeid], WHOLE))
         own = self._of_imports(frozenset((*self._roots(self._files[nodeid]), *self._unexplained)))
         # A function may import modules when it runs, which the imports of the test's file do not show.
         late = {file for file, _ in units if file.endswith(".py") and (file, MODULE) not in own}
@@ -255,6 +274,10 @@ class ChangedSession:
             duration_s=self._durations_s[nodeid],
             gpus=self._gpus.get(nodeid, 0),
         )
+
+    def _counted(self, units: Iterable[Unit]) -> Iterator[Unit]:
+        """Leave out files such as those of a virtual environment inside of the repository."""
+        return (unit for unit in units if unit[0] in self._sources.files or not is_hidden(unit[0]))
 
     def _digest(self, unit: Unit) -> str:
         if unit not in self._digests:
