@@ -8,7 +8,17 @@ from typing import Any
 import msgspec
 from planning_cases import case
 
-from disttest.model import Cause, Hardware, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
+from disttest.model import (
+    Cause,
+    Hardware,
+    Invocation,
+    Outcome,
+    RankEnd,
+    RankRecord,
+    TestCase,
+    TestResult,
+    WorldShape,
+)
 from disttest.results.events import (
     Event,
     Noted,
@@ -47,6 +57,7 @@ class ShardRun:
             "disttest": "0.1.0",
             "plan_id": plan_id,
             "shard": shard,
+            "invocation": started.pop("invocation", Invocation()),
         }
         # The supervisor knows neither the slots nor the root of pytest, and gives no id to the run.
         self.say(RunStarted, run_id="", argv=("disttest",), root="/cwd", slots=0, **facts)

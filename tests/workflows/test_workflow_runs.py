@@ -89,6 +89,15 @@ def test_calls_in_one_run_do_not_touch_each_others_artifacts(run: WorkflowRun, t
     assert len({job.outputs["artifact"] for job in done.values()} & run.artifacts.names()) == 3
 
 
+def test_a_plan_without_tests_is_a_success(run: WorkflowRun) -> None:
+    done = run.attempt(
+        {"jobs": {"pool": call("matrix", suite="tests", pools="gpu:8:1\n", **{"pytest-args": "-k nothing"})}}
+    )
+    assert (done["pool"].result, done["pool"].outputs["conclusion"]) == ("success", "success"), done[
+        "pool"
+    ].log
+
+
 def test_failed_shards_and_then_the_reporter_run_again(run: WorkflowRun, broken: Path) -> None:
     workflow = yaml.safe_load((ROOT / "examples/matrix/.github/workflows/tests.yml").read_text())
     workflow["jobs"]["distributed"]["with"] |= POOL

@@ -44,11 +44,7 @@ def finish_run(
         environ: the environment of the command.
         keep: whether to keep the results; otherwise those of the previous run are restored.
     """
-    demands = missed_demands(run, settings)
-    broken = [*demands.broken]
-    if run.flaky_fails and run.flaky:
-        broken.append(f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
-    demands = msgspec.structs.replace(demands, nothing_is_fine=empty_shard, broken=broken)
+    demands = msgspec.structs.replace(missed_demands(run, settings), nothing_is_fine=empty_shard)
     # Before the reports are written: they show the exit code of the command, not only that of the tests.
     reason, run = run.reason, conclude_command(run, demands, results)
     lost = write_and_show(run, results, environ)
@@ -74,23 +70,30 @@ def finish_run(
 
 
 def missed_demands(run: RunResult, settings: Mapping[str, Any]) -> Demands:
-    """Return the demands of plugins that a run misses; ``settings`` as for :func:`finish_run`."""
-    hook = "disttest_check_run"
+    """Return the demands that a run misses: its own on flaky tests, and those of plugins.
+
+    Args:
+        run: result of the run, or of a merge.
+        settings: as for :func:`finish_run`.
+    """
+    hook, flaky = "disttest_check_run", list[str]()
+    if run.flaky_fails and run.flaky:
+        flaky.append(f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
     try:
         missed = [*plugin_manager().named(hook, Demands, run=run, settings=settings).values()]
     # Such a run is not green, and its reports are written all the same.
     except PluginError as error:
-        return Demands(lost=[str(error)])
+        return Demands(lost=[str(error)], broken=flaky)
     return Demands(
         idle=[message for each in missed for message in each.idle],
-        broken=[message for each in missed for message in each.broken],
+        broken=[*(message for each in missed for message in each.broken), *flaky],
     )
 
 
 def conclude_command(run: RunResult, demands: Demands, results: Path) -> RunResult:
     """Return the run as the command ends it; a demand that a green run does not meet is recorded in the journal, too."""
     code = final_exit_code(run.exit_code, demands)
-    if not code or code == run.exit_code:
+    if code == run.exit_code:
         return run
     reasons = (*demands.lost, *demands.broken, *demands.idle)
     record_end(results / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=reasons)

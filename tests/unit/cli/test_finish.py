@@ -109,3 +109,14 @@ def test_a_run_that_a_plugin_cannot_check_is_an_error_with_all_reports(
     assert ExitCode.INTERNAL == ended
     assert "plugin mine failed in disttest_check_run: AttributeError" in "".join(capfd.readouterr())
     assert (tmp_path / "junit.xml").exists()
+
+
+def test_a_shard_of_an_empty_plan_says_in_its_reports_that_it_passed(tmp_path: Path) -> None:
+    run = msgspec.structs.replace(SampleRun().finish(), exit_code=ExitCode.NOTHING_COLLECTED)
+    (tmp_path / FILE_NAME).touch()
+
+    ended = finish_run(run, tmp_path, settings={}, empty_shard=True, failures=False, environ={})
+
+    assert ExitCode.PASSED == ended
+    assert '"exit_code":0' in (tmp_path / FILE_NAME).read_text()
+    assert "disttest: passed" in (tmp_path / "summary.md").read_text()

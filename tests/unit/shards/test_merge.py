@@ -610,16 +610,19 @@ def test_the_exit_code_of_a_shard_is_kept_when_no_test_is_to_blame(artifacts: Pa
     assert (124, "shard 1: the deadline of the run passed") == (run.exit_code, run.reason)
 
 
-def test_runs_without_shard_numbers_are_merged_too(artifacts: Path, into: Path) -> None:
+@pytest.mark.parametrize(("expected", "code"), [(0, 0), (2, 0), (3, 7)])
+def test_runs_without_shard_numbers_are_merged_too(
+    artifacts: Path, into: Path, expected: int, code: int
+) -> None:
     for name, test in (("x", A), ("y", B)):
         run = ShardRun(artifacts / name)
         run.run(test)
         run.finish()
 
-    merged = merge([artifacts], into)
+    merged = merge([artifacts], into, expected_shards=expected)
 
     assert ["run-1", "run-2"] == [world.world_id.split("/")[0] for world in merged.worlds]
-    assert 0 == merged.exit_code
+    assert code == merged.exit_code
 
 
 def test_the_plan_is_found_beside_the_shards(artifacts: Path) -> None:
@@ -670,3 +673,78 @@ def test_shards_in_the_results_directory_are_refused_and_stay(
     assert isinstance(ended.exception, UsageError)
     assert f"--results {results} has the shards of artifacts in it" in str(ended.exception)
     assert before == sorted(artifacts.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause", "kept"),
+    [
+        (Outcome.PASSED, None, False),
+        (Outcome.SKIPPED, None, True),
+        (Outcome.NOT_RUN, None, True),
+        (Outcome.XFAILED, None, True),
+        (Outcome.ERROR, Cause.INFRASTRUCTURE, True),
+    ],
+)
+def test_a_rerun_that_proves_nothing_does_not_undo_a_failure(
+    artifacts: Path, into: Path, outcome: Outcome, cause: Cause | None, kept: bool
+) -> None:
+    first = ShardRun(artifacts / "first", 1)
+    first.run(A, Outcome.FAILED)
+    first.finish(1)
+    again = ShardRun(artifacts / "again", 1, at_s=START_S + 1000)
+    again.run(A, outcome, cause=cause)
+    again.run(B)
+    again.finish(7 if cause else 0)
+
+    run = merge([artifacts], into, reruns=True)
+
+    assert ("failed" if kept else "passed", int(kept)) == (outcomes(run)[A.nodeid], run.exit_code)
+    assert kept == any("it failed in shard-1, which counts" in note for note in run.notes)
+
+
+def test_a_rerun_may_skip_what_a_machine_kept_from_running(artifacts: Path, into: Path) -> None:
+    first = ShardRun(artifacts / "first", 1)
+    first.collect(A)
+    first.run(B)
+    first.finish(143, "cancelled")
+    again = ShardRun(artifacts / "again", 1, at_s=START_S + 1000)
+    again.run(A, Outcome.SKIPPED)
+    again.run(B)
+    again.finish()
+
+    run = merge([artifacts], into, reruns=True)
+
+    assert (0, "skipped") == (run.exit_code, outcomes(run)[A.nodeid])
+
+
+@pytest.mark.parametrize("flaky_first", [True, False])
+def test_a_test_that_is_flaky_in_one_run_and_passes_in_another_is_flaky(
+    artifacts: Path, into: Path, flaky_first: bool
+) -> None:
+    for number in range(2):
+        run = ShardRun(artifacts / f"r{number}", at_s=START_S + 1000 * number)
+        if flaky := flaky_first == (number == 0):
+            run.run(A, Outcome.FAILED)
+        run.run(A, attempt=1 + flaky)
+        run.finish()
+
+    merged = merge([artifacts], into)
+
+    (test,) = merged.tests
+    assert (0, "passed", True) == (merged.exit_code, test.final.outcome, test.flaky)
+    assert ["failed", "passed"] == [a.outcome for a in test.attempts][not flaky_first :][:2]
+    assert not merged.notes
+
+
+@pytest.mark.parametrize("skipped_first", [True, False])
+def test_a_test_that_one_machine_skips_and_another_one_runs_has_run(
+    artifacts: Path, into: Path, skipped_first: bool
+) -> None:
+    for number in range(2):
+        run = ShardRun(artifacts / f"r{number}", at_s=START_S + 1000 * number)
+        run.run(A, Outcome.SKIPPED if skipped_first == (number == 0) else Outcome.PASSED)
+        run.finish()
+
+    merged = merge([artifacts], into)
+
+    assert (0, {A.nodeid: "passed"}) == (merged.exit_code, outcomes(merged))

@@ -10,13 +10,13 @@ import click
 import pytest
 from command_runner import command_runner
 from planning_cases import case
-from shard_runs import ShardRun, cases
+from shard_runs import START_S, ShardRun, cases
 
 from disttest.errors import DisttestError
 from disttest.extras.shards.merge_command import merge_command
 from disttest.extras.shards.plan_command import plan_command
 from disttest.extras.shards.shard_plan import decode_plan
-from disttest.model import Outcome, TestCase
+from disttest.model import Invocation, Outcome, TestCase
 
 TESTS = [case("a", 1), case("b", 2), case("c", 4)]
 
@@ -234,3 +234,16 @@ def test_bad_merges_are_refused(merge, tmp_path: Path, arguments, message: str) 
 
     assert 4 == code
     assert message in err
+
+
+def test_a_test_that_passed_in_a_rerun_only_is_red_if_flaky_tests_are(merge, tmp_path: Path) -> None:
+    asked = Invocation(options={"flaky": "fail"})
+    for number, outcome in enumerate((Outcome.FAILED, Outcome.PASSED)):
+        shard = ShardRun(tmp_path / f"in/r{number}", 1, at_s=START_S + 1000 * number, invocation=asked)
+        shard.run(*cases("a"), outcome)
+        shard.finish(int(outcome.is_bad))
+
+    code, _, err = merge("in", "--reruns")
+
+    assert (1, True) == (code, "--flaky=fail: 1 test passed only when tried again" in err)
+    assert 'failures="1"' in (tmp_path / "merged/junit.xml").read_text()

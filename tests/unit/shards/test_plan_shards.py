@@ -222,6 +222,19 @@ def test_a_selection_says_what_vanished_and_what_is_new() -> None:
     assert (case("new", 2).nodeid, "not in the plan: run by this shard") in last.notes()
 
 
+def test_repetitions_run_with_their_test() -> None:
+    tests = mixed(20)
+    plan = plan_equal_shards(tests, Timings(), shards=2)
+    twins = [
+        msgspec.structs.replace(test, nodeid=f"{test.nodeid}#2", collected_as=test.nodeid) for test in tests
+    ]
+
+    for shard in plan.shards:
+        selection = select(plan, shard.number, [*tests, *twins])
+        mine = {test.nodeid for test in shard.tests}
+        assert (mine | {f"{nodeid}#2" for nodeid in mine}, ()) == ({*selection.run}, selection.new)
+
+
 def test_the_last_shard_has_the_most_gpus() -> None:
     plan = plan_shards(mixed(), Timings(), pools=parse_pools(["a8:8:1", "z1:1:1:0.01"]))
 

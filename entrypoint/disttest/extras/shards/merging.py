@@ -6,8 +6,10 @@ The merged run is a journal like any other, so all reporters and the next merge 
   of a planned shard that never reported. A test that no longer exists, as its shard's run recorded, is not owed; it is
   skipped if its file has skipped itself.
 - A test that two shards report counts once. A failure outweighs a pass, in whichever order they come. The reports are
-  joined as attempts if the last of them is as bad as any; otherwise the better report is dropped with a note.
-- With ``reruns``, a shard may report more than once. The later run decides, and the earlier ones are its attempts.
+  joined as attempts if the last of them is as bad as any; otherwise the better report is dropped with a note. A skip
+  counts only if no shard ran the test.
+- With ``reruns``, a shard may report more than once. The later run decides, and the earlier ones are its attempts. As in
+  a retry, neither a skip nor a broken machine undoes a failure.
 - Logs are hard-linked into ``logs/<shard>/`` of the merged directory, or copied from another file system (up to 1 GiB
   each). A log that was not downloaded, or is not a regular file below its shard, is left out and counted in a note.
 """
@@ -55,12 +57,8 @@ class Judged(Protocol):
     """The facts about a test that decide the end of a merged run."""
 
     @property
-    def label(self) -> str:
-        """Source of the test; empty if no shard has reported it."""
-
-    @property
-    def bad(self) -> bool:
-        """Whether it makes the run red."""
+    def failed_in(self) -> str:
+        """Label of the run whose failure counts; empty if it makes nothing red."""
 
     @property
     def infrastructure(self) -> bool:
@@ -88,13 +86,12 @@ class ShardEnds:
 
     def __init__(self) -> None:
         self._ends: dict[str, ShardEnd] = {}
-        self._names: dict[str, str] = {}
+        self._labels: dict[str, str] = {}
 
     def add(self, name: str, end: ShardEnd, *, label: str = "") -> None:
         """Record the end of a shard; ``label`` names its results among the sources."""
         self._ends[name] = end
-        if label:
-            self._names[label] = name
+        self._labels[name] = label
 
     def conclude(self, tests: Iterable[Judged], *, vanished: bool, planned: bool = False) -> Conclusion:
         """Return the gravest end. A shard that did not report its failure is judged by its tests and files.
@@ -122,10 +119,10 @@ class ShardEnds:
     def _facts_of_the_rest(self, judged: Iterable[Judged], *, empty: bool) -> Facts:
         """Return the facts about shards that died, never reported, or claim to be green."""
         # The exit codes of these shards already include their failed tests.
-        told = {name for name, end in self._ends.items() if end.is_red}
-        bad = [test for test in judged if test.bad and self._names.get(test.label) not in told]
+        told = {self._labels[name] for name, end in self._ends.items() if end.is_red}
+        bad = [test for test in judged if test.failed_in and test.failed_in not in told]
         return Facts(
-            uncollected=any(end.uncollected for name, end in self._ends.items() if name not in told),
+            uncollected=any(end.uncollected for end in self._ends.values() if not end.is_red),
             failed=any(not test.infrastructure for test in bad),
             spoiled=any(test.infrastructure for test in bad),
             empty=empty,
@@ -133,6 +130,7 @@ class ShardEnds:
 
 
 replace = msgspec.structs.replace
+_PASSES = (Outcome.PASSED, Outcome.XPASSED)
 T = TypeVar("T")
 
 
@@ -200,8 +198,15 @@ class _Verdict(NamedTuple):
     label: str
     number: int | None
     attempts: int
-    bad: bool
+    failed_in: str
+    """Label of the run whose failure counts; empty if it makes nothing red."""
     infrastructure: bool
+    has_run: bool
+
+    @property
+    def bad(self) -> bool:
+        """Whether it makes the run red."""
+        return bool(self.failed_in)
 
 
 class _Merge:
@@ -321,10 +326,13 @@ class _Merge:
         if skipped_itself:
             self._skipped.setdefault(result.nodeid, result.message)
         bad, infrastructure = result.outcome.is_bad, result.cause is Cause.INFRASTRUCTURE
+        has_run = result.outcome.has_run
         # Further results from one source are attempts of one run, and the later one decides.
         if known is None or known.label == label:
             attempt = max(known.attempts if known else 0, result.attempt)
-            self._know(result.nodeid, _Verdict(label, number, attempt, bad, infrastructure))
+            self._know(
+                result.nodeid, _Verdict(label, number, attempt, label if bad else "", infrastructure, has_run)
+            )
             yield event
             return
         is_rerun = number is not None and number == known.number
@@ -332,12 +340,26 @@ class _Merge:
             # Every shard collects all files; one entry says that this one skipped itself.
             return
         # Two results of one shard are refused without --reruns: the date of a stale artifact would decide otherwise.
-        if known.bad and not bad and not is_rerun:
-            message = f"{label} reports it as {result.outcome}, but it failed in {known.label}, which counts"
+        stands = not bad
+        if is_rerun:
+            # As for a retry, neither a skip nor a broken machine proves anything about a failure of the test.
+            proves = result.outcome in _PASSES or (bad and not infrastructure)
+            stands = not known.infrastructure and not proves
+        # A run decides about its own failures: its retries are reported one by one.
+        if known.bad and stands and known.failed_in != label:
+            message = (
+                f"{label} reports it as {result.outcome}, but it failed in {known.failed_in}, which counts"
+            )
             yield Noted(at_s=event.at_s, nodeid=result.nodeid, message=message)
             return
+        if known.has_run and not known.bad and not has_run and not is_rerun:
+            # Another machine ran it, whichever of the two started first.
+            return
         attempts = known.attempts + 1
-        self._know(result.nodeid, _Verdict(known.label, known.number, attempts, bad, infrastructure))
+        failed_in = ((not is_rerun and known.failed_in) or label) if bad else ""
+        has_run = has_run or known.has_run
+        verdict = _Verdict(known.label, known.number, attempts, failed_in, infrastructure, has_run)
+        self._know(result.nodeid, verdict)
         yield replace(event, result=replace(result, attempt=attempts))
 
     def _know(self, nodeid: str, verdict: _Verdict) -> None:
@@ -368,11 +390,13 @@ class _Merge:
                 elif self._vanished.isdisjoint(names):
                     reason = _why_missing(shards[0], reported=shards[0].number in reported)
                     yield from self._without_run(test, spoiled(test.nodeid, reason, at_s=at_s))
-        for number in range(1, self._expected_shards + 1) if not self._plan else ():
-            if number not in reported:
-                message = f"shard {number} of {self._expected_shards} never reported; see the log of its job"
-                self._ends.add(f"shard {number}", ShardEnd(ExitCode.INFRASTRUCTURE, message))
-                yield CollectionFailed(at_s=self._last_at_s, nodeid=f"shard {number}", message=message)
+        owed = [number for number in range(1, self._expected_shards + 1) if number not in reported]
+        # Runs without a plan have no numbers.
+        unnumbered = sum(source.number is None for source in self._sources)
+        for number in owed[unnumbered:] if not self._plan else ():
+            message = f"shard {number} of {self._expected_shards} never reported; see the log of its job"
+            self._ends.add(f"shard {number}", ShardEnd(ExitCode.INFRASTRUCTURE, message))
+            yield CollectionFailed(at_s=self._last_at_s, nodeid=f"shard {number}", message=message)
 
     def _why_skipped(self, nodeid: str) -> str | None:
         """Return the reason of the file, class or folder of a test that skipped itself; None without one."""
@@ -381,7 +405,8 @@ class _Merge:
     def _without_run(self, test: TestCase, result: TestResult) -> Iterator[AnyEvent]:
         """Add a planned test that no shard has run."""
         infrastructure = result.cause is Cause.INFRASTRUCTURE
-        self._know(test.nodeid, _Verdict("", None, 1, result.outcome.is_bad, infrastructure))
+        failed_in = "no shard" if result.outcome.is_bad else ""
+        self._know(test.nodeid, _Verdict("", None, 1, failed_in, infrastructure, has_run=False))
         yield TestCollected(at_s=self._last_at_s, test=test)
         yield TestFinished(at_s=self._last_at_s, result=result)
 

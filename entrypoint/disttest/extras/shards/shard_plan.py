@@ -206,11 +206,13 @@ def select(plan: Plan, number: int, tests: Iterable[TestCase]) -> Selection:
     planned = {test.nodeid for test in shard.tests} if shard else set()
     everywhere = {test.nodeid for each in plan.shards for test in each.tests}
     takes_new = number == (plan.last.number if plan.last else NO_OP_SHARD)
-    new = tuple(test.nodeid for test in existing if takes_new and test.nodeid not in everywhere)
-    mine = planned.union(new)
+    # A repetition runs with its test, which a plan without repetitions names.
+    named = {test.nodeid: test.nodeid if test.nodeid in everywhere else test.selected_by for test in existing}
+    new = tuple(nodeid for nodeid, name in named.items() if takes_new and name not in everywhere)
+    mine = planned.union(named[nodeid] for nodeid in new)
     found = {test.nodeid for test in existing}
     return Selection(
-        run=tuple(test.nodeid for test in existing if test.nodeid in mine),
+        run=tuple(nodeid for nodeid, name in named.items() if name in mine),
         vanished=tuple(test.nodeid for test in shard.tests if test.nodeid not in found) if shard else (),
         new=new,
     )
