@@ -106,15 +106,23 @@ class Outgoing(OutputFilter):
         return self._filter.held_back(data)
 
 
+_LONGEST_LINE = 64 * 1024
+
+
 class FilteredStream:
     """Filters a stream that arrives in pieces. It holds back bytes that the filter may change with the next piece."""
 
     def __init__(self, output_filter: OutputFilter) -> None:
         self._filter = output_filter
         self._held = b""
+        self._line = b""
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece; return the part that can be shown."""
+        # A line that names a value to hide may come in two pieces. Already the first one is shown without the value.
+        begun = self._line + data
+        self._filter.learn(begun)
+        self._line = begun.rpartition(b"\n")[2][:_LONGEST_LINE]
         if not self._filter.active:
             return data
         buffer = self._held + data

@@ -60,14 +60,15 @@ def test_it_may_take_what_the_run_may_take(lab: Lab) -> None:
     assert "--setup set up.sh did not end within 1 s" in ended.output
 
 
-def test_a_signal_ends_it_with_all_that_it_has_started(lab: Lab) -> None:
+def test_a_signal_ends_it_with_all_that_it_has_started(lab: Lab, outputs: Path) -> None:
     write(lab, "(sleep 1000 & echo $!; wait) &\nwait\n")
-    process = lab.start("test_made.py", "--setup", "set up.sh")
+    process = lab.start("test_made.py", "--setup", "set up.sh", GITHUB_OUTPUT=str(outputs))
     assert process.stdout is not None
     started = int(process.stdout.readline())
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
+    assert "\ncancelled\n" in outputs.read_text()
     assert not is_alive(started)
 
 
@@ -85,3 +86,12 @@ def test_what_makes_no_sense_is_refused(lab: Lab) -> None:
     far = lab.run("test_made.py", "--setup", "set up.sh", "--launcher", "slurm")
     assert (far.exit_code, "--setup works on one machine only" in far.output) == (4, True), far.output
     assert not (lab.folder / "made").exists()
+
+
+def test_what_it_asks_to_mask_is_hidden_there_and_in_the_tests(lab: Lab) -> None:
+    write(lab, 'echo "::add-mask::hunter$((20 + 2))"\ntouch made\n')
+    lab.write(test_says="def test_says():\n    print('hunter' + '22')\n    assert False\n")
+    ended = lab.run("test_says.py", "--setup", "set up.sh", GITHUB_ACTIONS="true")
+    assert ended.exit_code == 1, ended.output
+    assert "add-mask::***" in ended.output
+    assert "hunter22" not in ended.output + (ended.results / "junit.xml").read_text()

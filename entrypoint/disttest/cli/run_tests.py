@@ -16,7 +16,7 @@ import msgspec
 from disttest.cli.progress_mode import choose_progress, runs_nothing
 from disttest.cli.run_request import PreparedRun, RunRequest, read_request
 from disttest.cli.setup_script import run_setup
-from disttest.cli.words import warn
+from disttest.cli.words import warn, warn_by_plugins
 from disttest.host.event_loop import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.model import Hardware, Invocation
@@ -71,7 +71,11 @@ def run_tests(
     if request.setup is not None:
         signum = run_setup(request.setup, signals=signals, deadline_s=request.options.deadline)
         if signum is not None:
-            return conclude(Facts(signal=signum)).exit_code
+            code = conclude(Facts(signal=signum)).exit_code
+            warn_by_plugins(
+                "disttest_run_finished", run=None, results=None, exit_code=code, environ=environment()
+            )
+            return code
         request = _shortened(request, time.monotonic() - began_s)
     return _run(request, signals)
 

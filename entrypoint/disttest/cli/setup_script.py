@@ -99,6 +99,8 @@ class _Setup:
             self._writes = False
 
     def _print(self, line: bytes) -> None:
+        # The command itself gets no further than the shield around this output, in which the value would be readable.
+        outgoing.learn(line)
         text = outgoing.text(line.decode(errors="replace"))
         self._tail.append(text)
         click.echo(text, err=True)

@@ -77,6 +77,9 @@ def test_with_a_launcher_the_run_is_in_place_and_the_image_is_the_nodes() -> Non
     ]  # fmt: skip
     with pytest.raises(UsageError, match="input launcher: 'slurm' is contacted from the runner"):
         step_arguments("run", values, in_place=False)
+    for name in ("project", "requirements", "env", "read-only"):
+        with pytest.raises(UsageError, match=f"^input {name}: no container is started here"):
+            step_arguments("run", {**values, name: "x"}, in_place=True)
 
 
 def test_plan_runs_in_the_image_and_merge_on_the_host() -> None:

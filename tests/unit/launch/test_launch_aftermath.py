@@ -120,6 +120,16 @@ def test_a_run_without_a_directory_of_its_own_is_found(step: Step, tmp_path: Pat
     assert step.outputs()["junit"] == str(step.results / "junit.xml")
 
 
+def test_a_run_whose_directory_the_project_names_is_found(step: Step, tmp_path: Path) -> None:
+    step.results = step.results.rename(tmp_path / "ci")
+    (tmp_path / "pyproject.toml").write_text('[tool.disttest]\nresults = "ci"\n')
+    aftermath = Aftermath(None, tmp_path, step.environ, step.said.append)
+    step.run_inside()
+    aftermath.settle(137, "killed")
+
+    assert step.outputs()["junit"] == str(tmp_path / "ci/junit.xml")
+
+
 def test_a_line_that_was_cut_takes_no_other_along(step: Step) -> None:
     aftermath = step.begin()
     step.run_inside()

@@ -199,10 +199,11 @@ def test_secrets_never_pass_by_themselves() -> None:
         "GITHUB_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "TORCH_HUB_TOKEN": "u",
         "DISTTEST_INPUT_SUITE": "x",
         "PATH": "/bin", "HOME": "/root", "LD_PRELOAD": "x", "NCCL_DEBUG": "INFO", "GITHUB_SHA": "abc",
+        "GITHUB_HEAD_REF": "topic",
         "TORCH_AUTH": "a", "DISTTEST_API": "b", "DISTTEST_ENV": "S=c", "NCCL_API_KEY": "d", "GLOO_AUTH": "e",
         "DISTTEST_SEED": "3", "TORCH_LOGS": "dynamo",
     }  # fmt: skip
-    passing = {"NCCL_DEBUG", "GITHUB_SHA", "DISTTEST_SEED", "TORCH_LOGS"}
+    passing = {"NCCL_DEBUG", "GITHUB_SHA", "GITHUB_HEAD_REF", "DISTTEST_SEED", "TORCH_LOGS"}
     assert choose_environment(environ, ()) == {name: environ[name] for name in passing}
     assert choose_environment(environ, ("GITHUB_TOKEN", "A=b=c", "ABSENT"))["GITHUB_TOKEN"] == "t"
 

@@ -205,6 +205,14 @@ def test_a_stream_that_ends_inside_of_a_value_shows_no_part_of_it():
     assert b"***" == stream.finish()
 
 
+def test_a_stream_hides_what_it_asks_to_mask():
+    stream = FilteredStream(Masker())
+
+    assert b"dots ..\n::add-ma" == stream.feed(b"dots ..\n::add-ma")
+    assert b"sk::***" == stream.feed(b"sk::hunter22")
+    assert b"\nthen ***\n" == stream.feed(b"\nthen hunter22\n")
+
+
 @pytest.mark.slow("a long stream")
 def test_a_stream_of_nothing_but_beginnings_is_not_held_for_ever():
     stream = FilteredStream(hiding("aaaa"))

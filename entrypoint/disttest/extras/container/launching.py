@@ -58,6 +58,8 @@ from disttest.extras.container.user_project import Project, read_project
 from disttest.host.proc import ProcessIdentity, this_process
 from disttest.limits import TICK_S
 from disttest.model import Frozen
+from disttest.options.project_file import chosen_path
+from disttest.options.registry import RUN_OPTIONS
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.write import write_reports
 from disttest.results.conclusion import Facts, conclude
@@ -69,6 +71,7 @@ from disttest.results.journal import FILE_NAME, Journal, read_events
 # Ends that the run inside does not see: it was killed, the engine went away, or the container's timer struck.
 # Outputs that it published before belong to no such end.
 _INSIDE_PUBLISHES_NOTHING = (SIGKILL_CODE, ExitCode.ENGINE, ExitCode.DEADLINE)
+_RESULTS = next(option for option in RUN_OPTIONS if option.name == "results")
 
 
 class Aftermath:
@@ -84,7 +87,9 @@ class Aftermath:
     def __init__(
         self, results: Path | None, working_dir: Path, environ: Mapping[str, str], say: Callable[[str], None]
     ) -> None:
-        self._results = results
+        # Otherwise the run inside chooses: by the variable, by the project, or the newest.
+        named = None if results else chosen_path(_RESULTS, None, [str(working_dir)])
+        self._results = working_dir / named if named else results
         self._working_dir = working_dir
         self._environ = environ
         self._say = say

@@ -145,6 +145,7 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
                 f"input launcher: {values['launcher']!r} is contacted from the runner: install disttest and the "
                 "packages of the tests there (in-place: always)"
             )
+        _refuse_without_container([one for one in inputs if not one.is_for_nodes], values)
         return [command, *_flags(own, values), *tail]
     if in_place and command in IN_CONTAINER:
         _refuse_without_container(inputs, values)
