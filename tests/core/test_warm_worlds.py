@@ -207,3 +207,52 @@ def test_a_rank_imports_nothing_for_itself(lab):
     ).run("test_imports.py", "--sanitize", "off")
 
     assert 0 == ended.exit_code, ended.output
+
+
+NESTED = """
+    import os
+    import pytest
+
+    pytestmark = pytest.mark.world_size(1)
+
+    @pytest.fixture(scope="module", autouse=True)
+    def outer():
+        os.environ["MODE"] = "outer"
+        yield
+        del os.environ["MODE"]
+
+    @pytest.fixture(scope="module")
+    def named():
+        os.environ["NAMED"] = "yes"
+        yield
+        del os.environ["NAMED"]
+
+    class {Name}:
+        @pytest.fixture(scope="class", autouse=True)
+        def inner(self):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("MODE", "inner")
+                yield
+
+        def test_inner(self, world):
+            assert os.environ["MODE"] == "inner"
+            {leak}
+
+    def test_outer(world, request):
+        assert (os.environ["MODE"], os.environ.get("LEFT")) == ("outer", None)
+        request.getfixturevalue("named")
+
+    def test_named(world, named):
+        assert os.environ["NAMED"] == "yes"
+"""
+
+
+def test_values_of_fixtures_that_are_still_set_up_stay(lab):
+    one = NESTED.replace("{Name}", "TestOne").replace("{leak}", "os.environ['LEFT'] = '1'")
+    two = NESTED.replace("{Name}", "TestTwo").replace("{leak}", "\n\n        test_again = test_inner")
+
+    ended = lab.write(test_one=one, test_two=two).run(".", "--slots", "1")
+
+    assert 0 == ended.exit_code, ended.output
+    notes = {test.test.name: test.final.notes for test in ended.run.tests if test.final.notes}
+    assert {"test_inner[1xgloo]": ("rank 0 leaked environment LEFT: unset became '1'",)} == notes

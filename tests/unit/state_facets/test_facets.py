@@ -113,7 +113,7 @@ def test_what_ranks_share_is_left_to_the_world(keys):
     before = state_snapshot.read_state()
     keys["left"] = True
 
-    cleanup = state_snapshot.restore_state(before, before, pristine=before, shared_fixtures=False)
+    cleanup = state_snapshot.restore_state(before, before, shared_fixtures=False)
 
     assert ("left",) == cleanup.store_keys
     assert 1 == len(cleanup.leaks)
@@ -125,7 +125,7 @@ def test_what_ranks_share_and_a_test_has_deleted_cannot_be_put_back(keys):
     before = state_snapshot.read_state()
     keys.clear()
 
-    cleanup = state_snapshot.restore_state(before, before, pristine={}, shared_fixtures=False)
+    cleanup = state_snapshot.restore_state(before, before, shared_fixtures=False)
 
     assert cleanup.retire
     assert () == cleanup.store_keys
@@ -175,7 +175,7 @@ def test_a_rank_is_put_back_to_how_it_began_not_to_how_its_parent_was(monkeypatc
     before = state_snapshot.read_state()
     shutil.copy = shutil.move = shutil.copytree
 
-    cleanup = state_snapshot.restore_state(before, before, pristine=before, shared_fixtures=False)
+    cleanup = state_snapshot.restore_state(before, before, shared_fixtures=False)
 
     assert mine is shutil.copy
     assert not hasattr(shutil, "move")
@@ -190,7 +190,7 @@ def test_a_key_that_the_fixtures_of_a_slower_rank_set_stays(keys):
 
     before = state_snapshot.state_before(last, shared_fixtures=True)
 
-    assert () == state_snapshot.restore_state(before, before, pristine={}, shared_fixtures=True).leaks
+    assert () == state_snapshot.restore_state(before, before, shared_fixtures=True).leaks
 
 
 def test_all_patches_of_one_target_are_stopped_the_last_one_first():
@@ -204,3 +204,18 @@ def test_all_patches_of_one_target_are_stopped_the_last_one_first():
     assert facet.restore(name, MISSING)
 
     assert (original, {}) == (shutil.move, facet.read())
+
+
+@pytest.mark.parametrize(("at_teardown", "leaks"), [("inner", 0), ("outer", 1)])
+def test_what_the_tear_down_of_a_wider_fixture_has_changed_is_no_leak(monkeypatch, at_teardown, leaks):
+    mode = ["inner"]
+    facet = Facet("mode", lambda: {"": mode[0]}, lambda _, then: mode.append(then) or True)
+    monkeypatch.setattr(state_snapshot, "loaded_facets", lambda: (facet,))
+    before = state_snapshot.read_state()
+    mode[0] = "outer"
+
+    cleanup = state_snapshot.restore_state(
+        before, before, shared_fixtures=True, at_teardown={"mode": {"": at_teardown}}
+    )
+
+    assert leaks == len(cleanup.leaks)

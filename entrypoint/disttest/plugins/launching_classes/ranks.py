@@ -176,9 +176,7 @@ class _State:
         if left := (*self.threads, *_group(), *self._modules_changed(), *watchdog.stop_leftover()):
             return left
         # After the checks for threads and groups: nothing is worth restoring in a rank that leaves anyway.
-        cleanup = state_snapshot.restore_state(
-            self._facts, self._facts, pristine=self._facts, shared_fixtures=False
-        )
+        cleanup = state_snapshot.restore_state(self._facts, self._facts, shared_fixtures=False)
         if cleanup.kept or cleanup.store_keys:
             return (*cleanup.kept, *(f"store key {key}" for key in cleanup.store_keys))
         # Otherwise an object in a reference cycle, such as a group, would be destroyed in the middle of another

@@ -26,7 +26,7 @@ class Facet(NamedTuple):
     describe: Callable[[str, Any, Any], str] | None = None
     """Describes a change from label, current value and old value; by default both values with ``repr``."""
     made_for_tests: bool = False
-    """Whether disttest creates this state for tests, so that the state at process start is not the target."""
+    """Whether disttest creates this state for tests."""
     by_world: bool = False
     """Whether the world removes new names when all ranks are done, since a slower rank may still wait for them."""
     kept_since_first: bool = False

@@ -154,18 +154,22 @@ class _Session:
         self.restorer = state_snapshot.StateRestorer(
             state_snapshot.facets_of_one_test if runs_one else state_snapshot.facets_between_tests
         )
-        self.shared_before = 0
-        """Number of fixtures with a wider scope before the set-up of the running test."""
+        self.shared = 0
+        """Number of fixtures with a wider scope when the current phase of the running test began."""
 
     def note_phase(self, phase: str, xfail: bool, by_assertion: bool) -> None:
         """Record that a phase of the running test begins."""
         self.phase.write(phase, xfail=xfail, by_assertion=by_assertion)
         self.marks.mark(_BEFORE[phase])
-        if phase != "call":
+        if phase == "setup":
             return
-        # Changes by fixtures of a wider scope must survive the test.
-        if shared_fixtures(self.session) > self.shared_before:
+        shared = shared_fixtures(self.session)
+        # Changes by fixtures of a wider scope must survive the test, which may also set them up in its call, by name.
+        if shared > self.shared:
             self.restorer.note_call()
+        if shared and phase == "teardown":
+            self.restorer.note_teardown()
+        self.shared = shared
 
     def scratch(self) -> Path:
         """Create the directory that the ranks of the running test share; skip the test if the nodes share none."""
@@ -374,16 +378,16 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     register_stacks(state.spec.stacks)
     flight.note_start()
     state.order = order
-    state.shared_before = shared_fixtures(session)
-    state.restorer.begin(shared_fixtures=bool(state.shared_before))
+    state.shared = shared_fixtures(session)
+    state.restorer.begin(shared_fixtures=bool(state.shared))
     # The same on all ranks, and independent of the tests that ran before. `hash()` depends on PYTHONHASHSEED.
     seed = zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed
     state_snapshot.reseed(seed)
     test = RankTest(state.rank, order, items[order.nodeid], seed)
     plugin_error = run_with_plugins(test)
     state.marks.mark("teardown")
-    shared = bool(shared_fixtures(session))
-    cleanup = state.restorer.end(shared_fixtures=shared)
+    shared = bool(left_set_up := shared_fixtures(session))
+    cleanup = state.restorer.end(shared_fixtures=shared, torn_down=left_set_up < state.shared)
     left: list[str] = []
     plugin_error = plugin_error or _error_of(lambda: left.extend(_leaks_of_plugins(shared_fixtures=shared)))
     # Before `TestDone`: once all ranks are done, the world cuts, masks and closes the log.

@@ -119,17 +119,17 @@ def restore_state(
     before: Facts,
     at_call: Facts,
     *,
-    pristine: Facts,
     shared_fixtures: bool,
+    at_teardown: Facts | None = None,
     facets: FacetLister = facets_between_tests,
 ) -> Restoration:
     """Restore the state that a test changed.
 
     Args:
-        pristine: state at the start of the rank, to which the tear-down of a wider fixture returns.
         before: state before the set-up of the test.
         at_call: state when the call began.
         shared_fixtures: whether fixtures of a wider scope than the test are still set up.
+        at_teardown: state when the tear-down began, if it included a fixture of a wider scope.
         facets: lists the facets to read.
     """
     # First, because the limit may be restored below.
@@ -143,14 +143,13 @@ def restore_state(
         # The test loaded the library, so there is no earlier state to restore.
         if facet.kind not in before:
             continue
-        # A state that disttest makes for tests, such as the default group, has no value at the start of the
-        # process to return to.
-        fine = [] if facet.made_for_tests else [pristine.get(facet.kind, {})]
-        fine += [at_call.get(facet.kind, {})] if shared_fixtures else []
         for name, now, then in _changes(now_of_it, before[facet.kind]):
-            # The value is that of the start, or was set by a fixture that is still set up. Neither is a leak
-            # of this test.
-            if any(is_same(values.get(name, MISSING), now) for values in fine):
+            # A fixture that is still set up has set it.
+            if shared_fixtures and is_same(at_call.get(facet.kind, {}).get(name, MISSING), now):
+                continue
+            # The tear-down of a wider fixture has changed it, perhaps to the value of one that is still set up.
+            torn = None if at_teardown is None or facet.by_world else at_teardown.get(facet.kind, {})
+            if torn is not None and not is_same(torn.get(name, MISSING), now):
                 continue
             leak = describe_change(facet, name, now, then)
             leaks.append(leak)
@@ -170,17 +169,17 @@ class StateRestorer:
     """Keeps the state snapshots of one rank from test to test."""
 
     def __init__(self, facets: FacetLister) -> None:
-        """Take the first snapshot.
+        """Start without a snapshot.
 
         Args:
             facets: lists the facets to read.
         """
         self._facets = facets
-        self._pristine = read_state(facets)
         # State after the previous test, if nothing had to be restored.
         self._last: Facts | None = None
         self._before: Facts = {}
         self._at_call: Facts = {}
+        self._at_teardown: Facts = {}
 
     def begin(self, *, shared_fixtures: bool) -> None:
         """Take the snapshot before a test."""
@@ -191,17 +190,21 @@ class StateRestorer:
         """Take the snapshot before the call; changes made by set-up stay."""
         self._at_call = read_state(self._facets)
 
+    def note_teardown(self) -> None:
+        """Take the snapshot before the tear-down."""
+        self._at_teardown = read_state(self._facets)
+
     def note_group(self) -> None:
         """Take over the default group that was created for the test."""
         self._before = with_current_groups(self._before)
 
-    def end(self, *, shared_fixtures: bool) -> Restoration:
-        """Restore the state after a test."""
+    def end(self, *, shared_fixtures: bool, torn_down: bool = False) -> Restoration:
+        """Restore the state after a test; ``torn_down`` says whether its tear-down included a fixture of a wider scope."""
         cleanup = restore_state(
             self._before,
             self._at_call,
-            pristine=self._pristine,
             shared_fixtures=shared_fixtures,
+            at_teardown=self._at_teardown if torn_down else None,
             facets=self._facets,
         )
         self._last = cleanup.facts
