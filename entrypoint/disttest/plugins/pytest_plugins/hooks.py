@@ -66,7 +66,11 @@ def disttest_leaves_tests(config: pytest.Config) -> bool | None:
 
 @hookimpl
 def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -> Sequence[str]:
-    """Note the functions of other plugins that are not available for these tests."""
+    """Note the functions of other plugins that are not available for these tests, and adapt pytest's ``--stepwise``."""
+    if (stepwise := config.pluginmanager.getplugin("stepwiseplugin")) is not None:
+        from disttest.plugins.pytest_plugins.stepwise import WorldsInSteps
+
+        config.pluginmanager.register(WorldsInSteps(stepwise), "disttest-stepwise")
     measured = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
     notes = _overruled(config)
     if measured and config.pluginmanager.hasplugin("benchmark"):
