@@ -222,3 +222,24 @@ def test_a_run_that_has_nothing_to_do_with_ranks_does_not(lab):
     ended = lab.write(test_plain="def test_it():\n    pass\n").run("test_plain.py")
 
     assert ended.exit_code == 0 and "no test ran in a world" not in ended.output
+
+
+def test_the_mark_of_a_module_means_its_test_functions_and_no_doctest(lab):
+    lab.write(
+        test_documented='''
+        """
+        >>> 1 + 1
+        2
+        """
+        import pytest
+
+        pytestmark = pytest.mark.world_size(1)
+
+        def test_world(world):
+            pass
+        '''
+    )
+    ended = lab.run("test_documented.py", "--", "--doctest-modules")
+
+    assert 0 == ended.exit_code, ended.output
+    assert {None, 1} == {test.test.world and test.test.world.size for test in ended.run.tests}

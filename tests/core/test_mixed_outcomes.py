@@ -304,3 +304,24 @@ def test_a_retry_without_the_rank_that_failed_does_not_undo_the_failure(lab):
     (test,) = ended.run.tests
     assert ([Outcome.FAILED] * 2, False) == ([attempt.outcome for attempt in test.attempts], test.flaky)
     assert test.final.message.endswith("(attempt 2 passed without rank 1, which skipped)")
+
+
+def test_a_method_that_unittest_expects_to_fail_ends_the_wait_of_its_peer(lab):
+    lab.write(
+        test_method="""
+        import unittest
+        import pytest
+        import torch.distributed as dist
+        from disttest.testing import current_world
+
+        class Methods(unittest.TestCase):
+            @pytest.mark.world_size(2)
+            @unittest.expectedFailure
+            def test_known(self):
+                assert current_world().rank == 0
+                dist.barrier()
+        """
+    )
+    ended = lab.run("test_method.py")
+
+    assert Outcome.XFAILED is ended.result("test_known").outcome, ended.output

@@ -370,3 +370,22 @@ def test_what_is_imported_before_our_plugin_has_one_thread(lab):
 
     assert ended.exit_code == 0, ended.output
     assert "forking is unsafe" not in ended.output
+
+
+@pytest.mark.slow("its ranks are new interpreters")
+def test_ranks_collect_where_pytest_was_started(lab):
+    """A conftest has changed the directory by then; arguments are relative to the first one."""
+    (lab.folder / "data").mkdir()
+    test = """
+    import os
+    import pytest
+
+    @pytest.mark.world_size(2)
+    def test_there():
+        assert os.path.basename(os.getcwd()) == "data"
+    """
+    ended = lab.write(conftest=THREAD + "    import os\n    os.chdir('data')\n", test_there=test).run(
+        "test_there.py"
+    )
+
+    assert 0 == ended.exit_code, ended.output

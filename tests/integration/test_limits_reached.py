@@ -127,6 +127,10 @@ ORDINARY = (
     def test_catches():
         wait_and_catch()
 
+    def test_waits_again():
+        wait_and_catch()
+        wait_and_catch()
+
     def test_skips_afterwards():
         wait_and_catch()
         pytest.skip("late")
@@ -200,6 +204,7 @@ def test_the_next_test_runs(ranks):
 ORDINARY_TESTS = {
     "test_pause": Outcome.FAILED,
     "test_catches": Outcome.FAILED,
+    "test_waits_again": Outcome.FAILED,
     "test_skips_afterwards": Outcome.FAILED,
     "test_fails_as_expected_afterwards": Outcome.FAILED,
     "test_marked_xfail": Outcome.FAILED,

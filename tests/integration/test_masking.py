@@ -309,7 +309,7 @@ def test_files_that_pytest_writes_itself(lab: Lab, guarded: bool) -> None:
             assert value == ""
         """
     )
-    own = ("--junitxml=own.xml", "-o", "junit_logging=all", "--log-file=own.log", "-p", "no:randomly")
+    own = ("--junitxml=own.xml", "-o", "junit_logging=all", "-o", "log_file=own.log", "-p", "no:randomly")
     secrets = ("own-f1le", "<secret>", "&lt;secret&gt;", "learned-at-the-end")
     if guarded:
         ended = lab.run("test_own.py", "--mask", "own-f1le '<secret>'", "--", *own)

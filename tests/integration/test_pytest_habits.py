@@ -276,6 +276,50 @@ def test_what_a_failed_test_without_a_world_has_printed_is_shown(lab):
     assert "test_prints.py:7: error" in ended.output
 
 
+@pytest.mark.slow("two runs")
+@pytest.mark.parametrize("skips", [False, True])
+def test_stepwise_continues_at_the_first_test_that_has_not_passed(lab, skips):
+    """Worlds run before ordinary tests: the one that failed is not the first one."""
+    lab.write(
+        test_steps="""
+            import os
+            import pytest
+
+            def test_ordinary():
+                assert not "passed"
+
+            @pytest.mark.world_size(1)
+            def test_world(world):
+                assert os.environ.get("FIXED")
+        """
+    )
+    words = ("test_steps.py", "--", "--stepwise", *["--stepwise-skip"] * skips)
+    assert lab.run(*words).exit_code
+    ended = lab.run(*words, FIXED="1")
+
+    assert ended.exit_code
+    assert Outcome.FAILED is ended.result("test_ordinary").outcome
+
+
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="a fixture of pytest 9")
+def test_what_ranks_print_in_subtests_is_in_their_logs_and_shown_on_request(lab):
+    lab.write(
+        test_prints="""
+            import pytest
+
+            @pytest.mark.world_size(1)
+            def test_prints(world, subtests):
+                with subtests.test("part"):
+                    print("hello")
+        """
+    )
+
+    ended = lab.run("test_prints.py", "--", "-rP")
+
+    assert "hello" in ended.log("test_prints", 0)
+    assert "hello" in ended.output
+
+
 def test_what_ranks_print_is_shown_while_they_run_with_the_rank_in_front(lab):
     lab.write(
         test_prints="""

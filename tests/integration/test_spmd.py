@@ -293,3 +293,19 @@ def test_hooks_of_conftests_run_in_each_rank_and_nowhere_else(lab):
     assert {"rank-0-session": "0 0", "rank-1-session": "1 1"} == {
         name: text for name, text in found.items() if name.endswith("session")
     }
+
+
+def test_a_mark_that_skips_on_rank_0_skips_no_other_rank(lab):
+    lab.write(
+        test_marked="""
+        import os
+        import pytest
+
+        @pytest.mark.skipif(os.environ["RANK"] == "0", reason="rank 0 only serves")
+        def test_elsewhere():
+            assert not "it ran"
+        """
+    )
+    ended = lab.run("--spmd", "2", "test_marked.py")
+
+    assert "rank 1 of 2 failed" in ended.result("test_elsewhere").message, ended.output

@@ -233,8 +233,11 @@ def test_pytest_randomly(lab: Lab, thread: str) -> None:
 DRAWN = """
     import pytest
     import torch
+    from hypothesis.stateful import RuleBasedStateMachine, rule
     import torch.distributed as dist
     from hypothesis import assume, given, settings, strategies as st
+
+    from disttest.testing import current_world
 
     @pytest.mark.world_size(2)
     @settings(max_examples=30)
@@ -262,6 +265,18 @@ DRAWN = """
     def test_leaves_others_waiting(world, number):
         assert world.rank == 0 or number < 3, "too large"
         dist.all_reduce(torch.ones(1))
+
+    class Machine(RuleBasedStateMachine):
+        @rule(number=st.integers(0, 1000))
+        def draws(self, number):
+            current_world()
+            everywhere = [None, None]
+            dist.all_gather_object(everywhere, number)
+            assert everywhere[0] == everywhere[1]
+
+    @pytest.mark.world_size(2)
+    class TestMachine(Machine.TestCase):
+        settings = settings(max_examples=5)
 """
 
 
@@ -270,6 +285,7 @@ def test_hypothesis(lab: Lab) -> None:
     ended = lab.write(test_drawn=DRAWN).run("test_drawn.py", "--timeout", "60")
 
     assert Outcome.PASSED is ended.result("test_same").outcome, ended.output
+    assert Outcome.PASSED is ended.result("runTest").outcome, ended.output
     found = ended.result("test_finds")
     assert "rank 1 of 2 failed: AssertionError: too large" in found.message, ended.output
     assert 1 == ended.output.count("Failing test case: test_finds("), ended.output

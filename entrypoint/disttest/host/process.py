@@ -367,6 +367,7 @@ def spawn_child(
     keep_stdin: bool = False,
     new_session: bool = False,
     new_group: bool = False,
+    folder: os.PathLike[str] | None = None,
 ) -> Child:
     """Start a new program.
 
@@ -380,6 +381,7 @@ def spawn_child(
         keep_stdin: let it read this process's standard input although its output is redirected.
         new_session: make it a session leader, out of reach of the terminal's signals.
         new_group: make it the leader of a process group, so that a signal to its group reaches no other process.
+        folder: its working directory; that of this process unless given.
     """
     process = subprocess.Popen(
         list(argv),
@@ -391,6 +393,7 @@ def spawn_child(
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
         process_group=0 if new_group else None,
+        cwd=folder,
     )
     child = Child(process.pid)
     process.returncode = 0  # only the pidfd waits for it; Popen must not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os.path
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -52,7 +53,10 @@ def hide_in_own_files(config: pytest.Config) -> None:
     """Mask values in the files that pytest writes: its JUnit file, its log file and its cache."""
     if not outgoing.active:
         return
-    named = [config.getoption(name, None) for name in ("xmlpath", "log_file")]
+    # As pytest reads them: the JUnit file may have `~` and variables, and the log file may be named in a file of settings.
+    named = [os.path.expanduser(os.path.expandvars(config.getoption("xmlpath", None) or ""))]  # noqa: PTH111
+    if (log := config.pluginmanager.getplugin("logging-plugin")) is not None:
+        named.append(log.log_file_handler.baseFilename)
     cache = getattr(config, "cache", None)
     # The public methods of pytest's cache read one key each (pytest 8.4 to 9.2); here every file is wanted, whichever
     # plugin wrote it.

@@ -72,15 +72,16 @@ class ThreadedWorld:
             for thread in self.threads:
                 thread.join(max(0.0, deadline - monotonic()))
             stuck = [rank for rank, thread in enumerate(self.threads) if thread.is_alive()]
-            stacks = "".join(self._stack(rank) for rank in stuck)
+            stacks = [self._stack(rank) for rank in stuck]
         finally:
             threaded.ProcessLocalGroup.reset()
             threaded._uninstall_threaded_pg()
             torch._C._distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]
-        if stuck:
-            names = ", ".join(f"Thread {rank}" for rank in stuck)
-            raise RuntimeError(f"{names} terminated or timed out after {limit_s:g} seconds\n{stacks}")
         failures = [self.failures.get() for _ in range(self.failures.qsize())]
+        # Last, because they may wait for a thread that has failed.
+        for rank, stack in zip(stuck, stacks, strict=True):
+            error = RuntimeError(f"Thread {rank} terminated or timed out after {limit_s:g} seconds\n{stack}")
+            failures.append((rank, (RuntimeError, error, None)))
         # Before `evaluate`, which raises and joins the outcomes of all threads.
         report_rank_threads(len(self.threads), [(rank, exc_info[1]) for rank, exc_info in failures])
         evaluate(failures)

@@ -152,7 +152,8 @@ CASES = {
             hung(2, stacks=SLEEPS),
         ],
         "rank 2 joined no group: rank 2 is in nap at test_step.py:39, "
-        "while rank 0 waits in all_reduce #1 (group dp) at test_step.py:44, rank 1 waits in all_reduce #1 (group tp) at test_step.py:44",
+        "while rank 0 waits in all_reduce #1 (group dp) at test_step.py:44, "
+        "rank 1 waits in all_reduce #1 (group tp) at test_step.py:44",
         2,
     ),
     "a rank outside of the group is not missing": (

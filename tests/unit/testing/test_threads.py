@@ -1,6 +1,7 @@
 """Threads as ranks: with a torch whose own threaded world is not whole, and judged where no host reports them."""
 
 import sys
+import threading
 import unittest
 from functools import partial
 
@@ -93,3 +94,19 @@ def test_threads_without_a_host_are_judged_as_ranks(decorate, body, error, words
 def test_threads_of_a_marked_test_may_differ(decorate):
     with pytest.raises(unittest.SkipTest):
         decorate(skip, may_differ=True)()
+
+
+def test_a_thread_that_failed_is_reported_beside_one_that_does_not_end():
+    over = threading.Event()
+
+    @spawn_threads_and_init_comms(timeout=1, world_size=2)
+    def body(_self):
+        if dist.get_rank() == 0:
+            raise ValueError("the cause")
+        over.wait()
+
+    with pytest.raises(
+        RuntimeError, match=r"(?s)ValueError: the cause.*Thread 1 terminated or timed out after 1 s"
+    ):
+        body(None)
+    over.set()

@@ -78,7 +78,7 @@ def place_isolated(pairs: Pairs, config: pytest.Config, options: RunOptions) -> 
 def _why_none(config: pytest.Config) -> str:
     """Return why all ordinary tests must run in the pytest process; empty if they need not."""
     asked = [flag for name, flag in _IN_THIS_PROCESS.items() if getattr(config.option, name, False)]
-    if config.getoption("capture") == "no":
+    if config.getoption("capture", "fd") == "no":
         asked.append("-s")
     if asked:
         return f"with {', '.join(asked)}"

@@ -71,13 +71,19 @@ class HypothesisTests:
         if not getattr(function, "is_hypothesis_test", False):
             return (yield)
         core: Any = importlib.import_module("hypothesis.core")
-        # hypothesis 6 has no public way to replace the settings of a test:
-        # https://github.com/HypothesisWorks/hypothesis/blob/master/hypothesis-python/src/hypothesis/core.py
-        inner, settings = function.hypothesis.inner_test, function._hypothesis_internal_use_settings  # noqa: SLF001
         forced = core.global_force_seed
         if forced is None:
             # A separate seed for each test, the same in all ranks, and another one with another `--seed`.
             core.global_force_seed = zlib.crc32(item.nodeid.encode()) ^ self._seed
+        # The `TestCase` of a state machine has no inner test.
+        if not hasattr(function, "hypothesis"):
+            try:
+                return (yield)
+            finally:
+                core.global_force_seed = forced
+        # hypothesis 6 has no public way to replace the settings of a test:
+        # https://github.com/HypothesisWorks/hypothesis/blob/master/hypothesis-python/src/hypothesis/core.py
+        inner, settings = function.hypothesis.inner_test, function._hypothesis_internal_use_settings  # noqa: SLF001
         agreement = self._agreement(item.nodeid)
         function.hypothesis.inner_test = _once(inner) if agreement is None else _together(inner, agreement)
         function._hypothesis_internal_use_settings = _for_ranks(settings)  # noqa: SLF001

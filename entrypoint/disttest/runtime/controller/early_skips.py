@@ -11,6 +11,7 @@ from disttest.errors import UsageError
 from disttest.options.run import RunOptions
 from disttest.planning.backends import backend_named, build_of
 from disttest.runtime.controller.expand import shape_of
+from disttest.runtime.controller.session_options import OPTIONS
 from disttest.runtime.controller.wanted_worlds import OWN_WORLD, needed_gpus
 from disttest.testing.skips import early_skip
 
@@ -51,6 +52,9 @@ def known_skip(item: pytest.Item) -> str | None:
 
     None also if only a rank can answer, or if a mark is invalid: a rank then reports the error of this test.
     """
+    # Ranks that collect evaluate conditions with their own RANK; those here are of rank 0.
+    if item.config.stash[OPTIONS].ranks_collect:
+        return None
     try:
         return _known_skip(item)
     # pytest reports an invalid condition by `fail()`, whose exception derives from BaseException.

@@ -178,6 +178,8 @@ def _is_owed(node: Any) -> bool:
     """Whether a test asks for worlds and has none yet."""
     return (
         isinstance(node, pytest.Item)
+        # A doctest has the marks of its module, which mean the test functions.
+        and not isinstance(node, pytest.DoctestItem)
         and _MADE not in node.stash
         and closest_mark(node, "world_size") is not None
     )

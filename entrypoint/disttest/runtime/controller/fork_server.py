@@ -47,12 +47,13 @@ _PRELOADED = ("torch.distributed", "torch.fx.experimental.symbolic_shapes", "tor
 class ForkServer(ForkLine):
     """The controller's handle of the fork server."""
 
-    def __init__(self, log: Path, recipe: Recipe) -> None:
+    def __init__(self, log: Path, recipe: Recipe, folder: Path) -> None:
         """Start the process; it imports while the controller continues.
 
         Args:
             log: file for its output, quoted if it fails.
             recipe: how its descendants collect.
+            folder: where pytest was started: a conftest may have changed the directory, to which arguments are relative.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours, log, limit_s=WORLD_START_S)
@@ -68,6 +69,7 @@ class ForkServer(ForkLine):
                 pass_fds=[theirs.fileno(), *ledger],
                 stdout=output.fileno(),
                 new_session=True,
+                folder=folder,
             )
 
     @property

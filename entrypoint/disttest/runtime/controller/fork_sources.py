@@ -139,7 +139,9 @@ class ForkSources:
             return
         shared = msgspec.structs.replace(order_of(session.config).shared, host=host)
         recipe = Recipe(arguments=_arguments_for_ranks(session.config), shared=shared)
-        self._fork_server = ForkServer(scratch / "fork_server.log", recipe)
+        self._fork_server = ForkServer(
+            scratch / "fork_server.log", recipe, session.config.invocation_params.dir
+        )
         if not hazards.elsewhere and not apart:
             self._collector = self._collect_rest(scratch)
 

@@ -86,7 +86,8 @@ def reports_of(
     elif not _say(reports, result.outcome):
         reports = _good_reports(item, result)
     if result.outcome is Outcome.PASSED and _shows_passes(item.config):
-        next(report for report in reports if report.when == "call").sections = _printed(result, results_dir)
+        whole = (report for report in reports if report.when == "call" and not hasattr(report, "context"))
+        next(whole).sections = _printed(result, results_dir)
     # pytest's junitxml completes a test at the report of its tear-down.
     if not any(report.when == "teardown" for report in reports):
         reports.append(_made_up(item, "teardown", "passed", None))

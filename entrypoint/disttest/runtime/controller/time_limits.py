@@ -103,9 +103,8 @@ class TimeLimits:
             if renders:
                 raise _RenderingTookTooLong
             self._reached = f"{message}; its outcome afterwards does not count"
-            # Raise again soon: saferepr catches this exception and continues with the next value.
-            if _is_in_saferepr(frame):
-                _setitimer(signal.ITIMER_REAL, RENDERING_NEXT_S)
+            # Raise again: saferepr continues with the next value, and a test with its next subtest.
+            _setitimer(signal.ITIMER_REAL, RENDERING_NEXT_S if _is_in_saferepr(frame) else test.timeout_s)
             item.add_report_section(phase, "other threads", _other_threads())
             ended = () if before_call is None else end_new_children(before_call)
             # Its exception derives from BaseException, so `except Exception` in the test does not catch it.

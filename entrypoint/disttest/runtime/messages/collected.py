@@ -15,7 +15,7 @@ from _pytest._io.saferepr import saferepr
 from disttest.model import WorldShape
 from disttest.runtime.messages.protocol import clean_text
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = re.compile(r" (at 0x[0-9a-f]+|id='\d+')")
 _LONGEST = 200
 
 
@@ -28,7 +28,7 @@ def _parameters(item: pytest.Item) -> str:
     callspec = getattr(item, "callspec", None)
     values = callspec.params if callspec is not None else {}
     return ", ".join(
-        # Python's default `repr` has the address of the object, which differs in each process that collects.
+        # Python's default `repr` and that of mocks have the address of the object, which differs in each process.
         f"{name}={clean_text(_ADDRESS.sub('', saferepr(value, maxsize=_LONGEST)))}"
         for name, value in values.items()
         # The world is part of the node id.

@@ -120,7 +120,8 @@ class Bridge:
 
     def _begin(self, phase: str, item: pytest.Item) -> None:
         self._phase = phase
-        marked = item.stash.get(xfailed_key, None) is not None and not item.config.option.runxfail
+        marked = item.stash.get(xfailed_key, None) is not None or _is_marked_by_unittest(item)
+        marked = marked and not item.config.getoption("runxfail", default=False)
         # The world makes up the report of an assertion whose values cannot be shown in time.
         self._on_phase(phase, marked, expected_failure(item, AssertionError()) is not None)
 
@@ -184,6 +185,12 @@ def raised_in(item: pytest.Item, call: pytest.CallInfo[None]) -> BaseException |
     kept = getattr(item, "_excinfo", None) or [call.excinfo]
     error = kept[0].value if kept[0] is not None else None
     return None if is_skip(error) else error
+
+
+def _is_marked_by_unittest(item: pytest.Item) -> bool:
+    """Whether the method or its class is marked with ``unittest.expectedFailure``."""
+    owners = (getattr(item, "obj", None), getattr(item, "cls", None))
+    return any(getattr(owner, "__unittest_expecting_failure__", False) for owner in owners)
 
 
 def expected_failure(item: pytest.Item, error: BaseException) -> str | None:

@@ -135,6 +135,8 @@ def _stop_capture(config: pytest.Config) -> list[int]:
             _saved_fds.append(side.targetfd_save)
     # Its finalizers would flush and close files that the parent still uses.
     _kept_alive.append(parent)
+    # Subtests ask the option, and would capture their output.
+    config.option.capture = "no"
     manager._method = "no"  # noqa: SLF001
     manager._global_capturing = _get_multicapture("no")  # noqa: SLF001
     manager._global_capturing.start_capturing()  # noqa: SLF001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,9 +18,13 @@ def item(nodeid, **params):
 
 def test_parameters_are_told_without_addresses_and_without_the_world():
     shape = WorldShape(size=2, backend="gloo")
-    items = [item("a", x=object(), _shape=shape), item("b", x="t", y=2), SimpleNamespace(nodeid="c")]
+    items = [
+        item("a", x=object(), _shape=shape),
+        item("b", x="t", y=Mock(name="m")),
+        SimpleNamespace(nodeid="c"),
+    ]
 
-    assert {"a": "x=<object object>", "b": "x='t', y=2", "c": ""} == describe_collected(items)
+    assert {"a": "x=<object object>", "b": "x='t', y=<Mock name='m'>", "c": ""} == describe_collected(items)
 
 
 @pytest.mark.parametrize(
