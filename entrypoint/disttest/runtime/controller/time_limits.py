@@ -103,8 +103,10 @@ class TimeLimits:
             if renders:
                 raise _RenderingTookTooLong
             self._reached = f"{message}; its outcome afterwards does not count"
-            # Raise again: saferepr continues with the next value, and a test with its next subtest.
-            _setitimer(signal.ITIMER_REAL, RENDERING_NEXT_S if _is_in_saferepr(frame) else test.timeout_s)
+            # Raise again: saferepr continues with the next value, and a test with its next subtest. Blocks that clean up
+            # need time, too.
+            next_s = RENDERING_NEXT_S if _is_in_saferepr(frame) else max(RENDERING_LEAST_S, test.timeout_s)
+            _setitimer(signal.ITIMER_REAL, next_s)
             item.add_report_section(phase, "other threads", _other_threads())
             ended = () if before_call is None else end_new_children(before_call)
             # Its exception derives from BaseException, so `except Exception` in the test does not catch it.
