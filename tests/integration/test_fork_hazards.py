@@ -389,3 +389,26 @@ def test_ranks_collect_where_pytest_was_started(lab):
     )
 
     assert 0 == ended.exit_code, ended.output
+
+
+@pytest.mark.slow("its ranks are new interpreters")
+def test_ranks_that_collect_leave_the_log_file_of_pytest_alone(lab):
+    test = """
+    import logging
+    import pytest
+
+    logging.getLogger().warning("collected")
+
+    @pytest.mark.world_size(2)
+    def test_world():
+        logging.getLogger().warning("in a rank")
+
+    def test_ordinary():
+        logging.getLogger().warning("ran")
+    """
+    ended = lab.write(conftest=THREAD, test_logs=test).run("test_logs.py", "--", "--log-file=run.log")
+
+    assert 0 == ended.exit_code, ended.output
+    assert ["collected", "ran"] == [
+        line.split()[-1] for line in (lab.folder / "run.log").read_text().splitlines()
+    ]

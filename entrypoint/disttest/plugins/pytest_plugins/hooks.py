@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,13 @@ _OF_THE_CONTROLLER = (
     "rerunfailures",  # it would repeat a single rank, and the others would wait in vain
     "timeout",  # the world enforces the limit, even where no signal reaches Python
 )
-_NO_FILES = {"allure_report_dir": None, "clean_alluredir": False, "htmlpath": None, "json_report": False}
+_NO_FILES = {
+    "allure_report_dir": None,
+    "clean_alluredir": False,
+    "htmlpath": None,
+    "json_report": False,
+    "log_file": os.devnull,
+}
 """Options of plugins that write files, mapped to the value that disables writing."""
 _OVERRULED = "disttest_overruled"
 
