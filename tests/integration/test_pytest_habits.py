@@ -276,6 +276,41 @@ def test_what_a_failed_test_without_a_world_has_printed_is_shown(lab):
     assert "test_prints.py:7: error" in ended.output
 
 
+@pytest.mark.parametrize(("asked", "code"), [("shouldstop", 2), ("shouldfail", 1)])
+def test_a_hook_in_a_rank_can_end_the_run(lab, asked, code):
+    lab.write(
+        conftest=f"""
+            import pytest
+
+            @pytest.hookimpl(wrapper=True)
+            def pytest_runtest_makereport(item, call):
+                report = yield
+                if report.when == "call" and "test_first" in item.nodeid:
+                    item.session.{asked} = "the machine is broken"
+                return report
+        """,
+        test_ends="""
+            import pytest
+            pytestmark = pytest.mark.world_size(2)
+
+            def test_first():
+                pass
+
+            def test_next():
+                assert not "it ran"
+        """,
+    )
+    ended = lab.run("test_ends.py", "--slots", "2")
+
+    assert code == ended.exit_code, ended.output
+    assert "test_first[2xgloo] ended the run: rank" in ended.output
+    assert "the machine is broken" in ended.output
+    assert (Outcome.PASSED, Outcome.NOT_RUN) == (
+        ended.result("test_first").outcome,
+        ended.result("test_next").outcome,
+    )
+
+
 @pytest.mark.slow("two runs")
 @pytest.mark.parametrize("skips", [False, True])
 def test_stepwise_continues_at_the_first_test_that_has_not_passed(lab, skips):

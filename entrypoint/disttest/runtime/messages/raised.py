@@ -49,6 +49,13 @@ def stop_of(error: BaseException) -> RunStop | None:
     return RunStop(reason=describe_raised(error).with_place, exit_code=code or int(ExitCode.INTERRUPTED))
 
 
+def asked_stop(session: pytest.Session) -> RunStop | None:
+    """Return the end of the run that a hook or a fixture has requested, as pytest reads it after each test."""
+    reason = session.shouldfail or session.shouldstop
+    code = ExitCode.FAILED if session.shouldfail else ExitCode.INTERRUPTED
+    return RunStop(reason=str(reason), exit_code=int(code)) if reason else None
+
+
 def first_exit(error: BaseException) -> BaseException:
     """Return the exception with which the test itself ended the run.
 

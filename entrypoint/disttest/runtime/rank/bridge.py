@@ -22,8 +22,9 @@ from disttest.results.headline import headline
 from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.portable import report_as_json, sections_of, text_of
-from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
+from disttest.runtime.messages.protocol import Channel, PhaseEnded, RunStop, clean_text
 from disttest.runtime.messages.raised import (
+    asked_stop,
     describe_held_back,
     describe_raised,
     failed_outcome,
@@ -60,6 +61,7 @@ class Bridge:
         self._on_phase = on_phase
         self._ended_at_s = 0.0
         self._phase = "setup"
+        self._session: pytest.Session | None = None
         self._recorder = TestRecorder()
 
     def take_over(self, *, silences: Callable[[object], bool] = lambda _: True) -> None:
@@ -91,7 +93,7 @@ class Bridge:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Report a test that ends the run (``pytest.exit``, Ctrl-C) and leave the end of this process to its world."""
-        self._phase = "setup"
+        self._phase, self._session = "setup", item.session
         try:
             return (yield)
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
@@ -110,12 +112,11 @@ class Bridge:
             self._recorder.warn(warning_message)
 
     def _stopped(self, item: pytest.Item, error: BaseException) -> PhaseEnded:
-        stop = stop_of(error)
         return msgspec.structs.replace(
             self._failure_of(item, self._phase, error, duration_s=0.0),
             # No xfail mark covers the end of the run.
             outcome=failed_outcome(self._phase, xfail=False),
-            stop=stop and msgspec.structs.replace(stop, reason=shorten(clean_text(stop.reason))),
+            stop=_cleaned(stop_of(error)),
         )
 
     def _begin(self, phase: str, item: pytest.Item) -> None:
@@ -162,10 +163,16 @@ class Bridge:
         leave_as_copy(report)
         self._recorder.add_report(report)
         message = _phase_ended(report, self._config, self._ended_at_s)
+        if report.when == "teardown" and self._session is not None:
+            message = msgspec.structs.replace(message, stop=_cleaned(asked_stop(self._session)))
         # A later hang must not lose the report of a phase that took long.
         took_long = message.duration_s > PHASE_REPORT_S and not message.partial
         urgent = message.outcome.is_failure or took_long
         (self._channel.send if urgent else self._channel.hold)(message)
+
+
+def _cleaned(stop: RunStop | None) -> RunStop | None:
+    return stop and msgspec.structs.replace(stop, reason=shorten(clean_text(stop.reason)))
 
 
 def _awaited_ranks() -> tuple[int, ...]:
