@@ -66,6 +66,8 @@ RENDERING_LEAST_S = 2.0
 """Least time for rendering, for an ordinary test that has used up its own limit."""
 RENDERING_NEXT_S = 1.0
 """Time to render each further value after the limit has passed."""
+CLEAN_UP_S = 5.0
+"""Least time between two alarms of a test's limit, for the blocks that clean up after the first one."""
 PHASE_REPORT_S = 0.05
 """A phase that took longer is reported immediately. If a later phase hangs, the earlier result is not lost."""
 

@@ -106,33 +106,26 @@ class Outgoing(OutputFilter):
         return self._filter.held_back(data)
 
 
-_LONGEST_LINE = 64 * 1024
-
-
 class FilteredStream:
     """Filters a stream that arrives in pieces. It holds back bytes that the filter may change with the next piece."""
 
     def __init__(self, output_filter: OutputFilter) -> None:
         self._filter = output_filter
         self._held = b""
-        self._line = b""
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece; return the part that can be shown."""
-        # A line that names a value to hide may come in two pieces. Already the first one is shown without the value.
-        begun = self._line + data
-        self._filter.learn(begun)
-        self._line = begun.rpartition(b"\n")[2][:_LONGEST_LINE]
-        if not self._filter.active:
-            return data
         buffer = self._held + data
         end = len(buffer) - self._filter.held_back(buffer)
-        self._held = buffer[end:]
-        return self._filter.data(buffer[:end])
+        shown, self._held = buffer[:end], buffer[end:]
+        # A line that names a value to hide is held back until it is whole: its beginning may be a word of many other lines.
+        self._filter.learn(shown)
+        return self._filter.data(shown)
 
     def finish(self) -> bytes:
         """Return the bytes that were held back: the stream is over."""
         held, self._held = self._held, b""
+        self._filter.learn(held)
         return self._filter.data(held, cut_end=True)
 
 

@@ -256,3 +256,89 @@ def test_values_of_fixtures_that_are_still_set_up_stay(lab):
     assert 0 == ended.exit_code, ended.output
     notes = {test.test.name: test.final.notes for test in ended.run.tests if test.final.notes}
     assert {"test_inner[1xgloo]": ("rank 0 leaked environment LEFT: unset became '1'",)} == notes
+
+
+WIDER = """
+    import os
+    import pytest
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.world_size(2)
+
+    class TestParameter:
+        @pytest.fixture(scope="class", params=["fast", None])
+        def mode(self, request):
+            if request.param is None:
+                yield
+                return
+            os.environ["MODE"] = request.param
+            yield
+            del os.environ["MODE"]
+
+        def test_mode(self, world, mode, request):
+            assert os.environ.get("MODE") == request.node.callspec.params["mode"]
+
+    class TestRemoved:
+        @pytest.fixture(scope="class", autouse=True)
+        def variable(self):
+            os.environ["VARIABLE"] = "1"
+            yield
+            os.environ.pop("VARIABLE", None)
+
+        def test_set(self, world):
+            pass
+
+        def test_removes(self, world):
+            del os.environ["VARIABLE"]
+
+    class TestNarrow:
+        @pytest.fixture(scope="class", autouse=True)
+        def wide(self):
+            yield
+
+        @pytest.fixture(autouse=True)
+        def narrow(self):
+            yield
+            os.environ["LEAKED"] = "1"
+
+        def test_leaks(self, world):
+            pass
+
+    class TestByName:
+        @pytest.fixture(scope="class")
+        def named(self):
+            yield
+
+        def test_leaks_in_call(self, world, request):
+            os.environ["IN_CALL"] = "1"
+            request.getfixturevalue("named")
+
+        def test_after_it(self, world):
+            assert "IN_CALL" not in os.environ
+
+    class TestGroup:
+        @pytest.fixture(scope="class", autouse=True)
+        def wide(self):
+            yield
+            if os.environ["RANK"] == "0":
+                dist.destroy_process_group()
+
+        def test_destroys(self, world):
+            pass
+
+    def test_clean(world):
+        assert not {"MODE", "VARIABLE", "LEAKED", "IN_CALL"} & os.environ.keys()
+        dist.barrier()
+"""
+
+
+def test_fixtures_of_a_class_leave_nothing_to_later_tests(lab):
+    ended = lab.write(test_wider=WIDER).run("test_wider.py", "--slots", "2", "--timeout", "20")
+
+    assert 0 == ended.exit_code, ended.output
+    noted = {
+        test.test.name
+        for test in ended.run.tests
+        if any("leaked environment" in note for note in test.final.notes)
+    }
+    assert {"test_leaks[2xgloo]", "test_leaks_in_call[2xgloo]"} == noted

@@ -113,6 +113,17 @@ def test_a_failure_in_quarantine_is_a_failure(project):
     assert f"first bad commit: {commits[1][:10]} breaks it" in ended.output, ended.output
 
 
+def test_an_expected_failure_at_all_commits_is_no_failure(project):
+    known = "import pytest\n\n@pytest.mark.xfail\ndef test_known():\n    assert False\n"
+    commits = [committed(project.folder, "0", test_mine=known + "\ndef test_x():\n    pass\n")]
+    commits.append(
+        committed(project.folder, "breaks it", test_mine=known + "\ndef test_x():\n    assert False\n")
+    )
+    ended = project.run("bisect", "test_mine.py", commits[0], "HEAD", "--rate", "1")
+
+    assert f"first bad commit: {commits[1][:10]} breaks it" in ended.output, ended.output
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

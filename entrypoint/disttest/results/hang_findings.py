@@ -168,14 +168,20 @@ def _between_groups(ranks: Sequence[RankRecord], waiting: dict[int, Collective])
     if len({(pending.group, pending.ranks) for pending in waiting.values()}) < 2:
         return None
     parts = ", ".join(f"rank {rank} waits in {c.name}{_place(c)}" for rank, c in sorted(waiting.items()))
-    members = {
-        rank for pending in waiting.values() for rank in pending.ranks or (each.rank for each in ranks)
-    }
-    free = [rank for rank in ranks if rank.hung and rank.rank in members - waiting.keys()]
-    if free:
+    awaited = {rank.rank for pending in waiting.values() for rank in _absent(ranks, pending)}
+    if free := [rank for rank in ranks if rank.rank in awaited - waiting.keys()]:
         names = rank_names([rank.rank for rank in free])
-        return Finding(f"{names} joined no group: {_all_whereabouts(free)}, while {parts}", _only(free))
+        # A rank that waits for a message may wait for a rank that waits here.
+        waits = any(call.p2p and not call.done for rank in free for call in rank.collectives)
+        text = f"{names} joined no group: {_all_whereabouts(free)}, while {parts}"
+        return Finding(text, None if waits else _only(free))
     return Finding(f"groups wait for each other: {parts}")
+
+
+def _absent(ranks: Sequence[RankRecord], pending: Collective) -> list[RankRecord]:
+    """The members of a call's group that have not made it, and perhaps never will."""
+    members = [rank for rank in ranks if not pending.ranks or rank.rank in pending.ranks]
+    return [rank for rank in members if _at(rank, pending) is None and (rank.hung or _has_finished(rank))]
 
 
 def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
@@ -186,8 +192,7 @@ def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fin
     # All ranks wait in one group here: `_between_groups` has handled the other cases.
     pending = max(waiting.values(), key=lambda c: c.seq)
     here = sorted(rank for rank, c in waiting.items() if c.seq == pending.seq)
-    members = [rank for rank in ranks if not pending.ranks or rank.rank in pending.ranks]
-    absent = [rank for rank in members if _at(rank, pending) is None and (rank.hung or _has_finished(rank))]
+    absent = _absent(ranks, pending)
     if not absent:
         return None
     names = rank_names([rank.rank for rank in absent])

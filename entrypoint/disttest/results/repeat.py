@@ -7,6 +7,7 @@ device, rules, limits). It omits selection, the location of results and the trea
 from __future__ import annotations
 
 import os.path
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -51,6 +52,8 @@ _DROPPED = (
     "--verbose",
 )
 
+_ATTACHED = re.compile(r"-([rkmn].+|[qvx]+)")
+"""The same in one word: ``-rA``, ``-kname``, ``-qq``."""
 
 # Maximum number of tests in a command; a longer line is hard to read and fills every report.
 _MOST_TARGETS = 20
@@ -177,7 +180,11 @@ def keep_pytest_args(arguments: Sequence[str]) -> Iterator[str]:
         # The repeat command loads disttest anyway.
         elif word in _DROPPED_WITH_VALUE or (word == "-p" and following.startswith("disttest")):
             skip_value = True
-        elif word not in _DROPPED and not word.startswith(tuple(f"{flag}=" for flag in _DROPPED_WITH_VALUE)):
+        elif (
+            word not in _DROPPED
+            and not _ATTACHED.fullmatch(word)
+            and not word.startswith(tuple(f"{flag}=" for flag in _DROPPED_WITH_VALUE))
+        ):
             yield word
 
 

@@ -78,7 +78,6 @@ class ThreadedWorld:
             threaded._uninstall_threaded_pg()
             torch._C._distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]
         failures = [self.failures.get() for _ in range(self.failures.qsize())]
-        # Last, because they may wait for a thread that has failed.
         for rank, stack in zip(stuck, stacks, strict=True):
             error = RuntimeError(f"Thread {rank} terminated or timed out after {limit_s:g} seconds\n{stack}")
             failures.append((rank, (RuntimeError, error, None)))
@@ -106,7 +105,8 @@ def evaluate(failures: Sequence[Failure]) -> None:
     # Unless it is the first, torch has woken a thread that exits with a text: another one had failed.
     if isinstance(first, SystemExit) and isinstance(first.code, str):
         errors.append(f"Thread {failures[0][0]} exited: {first.code}\n")
-    for rank, exc_info in sorted(failures, key=lambda failure: failure[0]):
+    # Threads that did not end have no traceback. They come last, because they may wait for one that has failed.
+    for rank, exc_info in sorted(failures, key=lambda failure: (failure[1][2] is None, failure[0])):
         error = exc_info[1]
         if isinstance(error, unittest.SkipTest):
             skip = skip or str(error) or TEST_SKIPS["generic"].message

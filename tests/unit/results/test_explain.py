@@ -156,6 +156,18 @@ CASES = {
         "rank 1 waits in all_reduce #1 (group tp) at test_step.py:44",
         2,
     ),
+    "ranks that finished while others wait in two groups": (
+        [
+            hung(0, call("all_reduce", 1, group="tp", ranks=(0, 1))),
+            finished(1),
+            hung(2, call("all_reduce", 1, group="tp", ranks=(2, 3))),
+            finished(3),
+        ],
+        "ranks 1, 3 joined no group: rank 1 had finished the test, rank 3 had finished the test, "
+        "while rank 0 waits in all_reduce #1 (group tp) at test_step.py:44, "
+        "rank 2 waits in all_reduce #1 (group tp) at test_step.py:44",
+        None,
+    ),
     "a rank outside of the group is not missing": (
         [finished(0), hung(1, call("barrier", 1, group="#1", ranks=(1, 2))), hung(2, stacks=SLEEPS)],
         "rank 2 never joined barrier #1 (group #1): rank 1 waits at test_step.py:44, rank 2 is in nap at test_step.py:39",

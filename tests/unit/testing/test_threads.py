@@ -96,17 +96,19 @@ def test_threads_of_a_marked_test_may_differ(decorate):
         decorate(skip, may_differ=True)()
 
 
-def test_a_thread_that_failed_is_reported_beside_one_that_does_not_end():
+@pytest.mark.parametrize("raises", [0, 1])
+def test_a_thread_that_failed_is_reported_before_one_that_does_not_end(raises):
     over = threading.Event()
 
     @spawn_threads_and_init_comms(timeout=1, world_size=2)
     def body(_self):
-        if dist.get_rank() == 0:
+        if dist.get_rank() == raises:
             raise ValueError("the cause")
         over.wait()
 
     with pytest.raises(
-        RuntimeError, match=r"(?s)ValueError: the cause.*Thread 1 terminated or timed out after 1 s"
+        RuntimeError,
+        match=rf"(?s)ValueError: the cause.*Thread {1 - raises} terminated or timed out after 1 s",
     ):
         body(None)
     over.set()

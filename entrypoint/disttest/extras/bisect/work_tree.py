@@ -14,6 +14,7 @@ from disttest.errors import ExitCode, UsageError
 from disttest.extras.bisect.child_runs import RUN, run_child
 from disttest.extras.bisect.import_roots import import_roots
 from disttest.extras.bisect.search import Tried
+from disttest.extras.history.records import is_quarantined
 from disttest.model import Cause
 from disttest.reports.text import one_line
 from disttest.results.fold import RunResult
@@ -170,11 +171,14 @@ def read_batch(results: Path) -> Tried:
         run = read_run(results)
     except UsageError:
         return Tried(why_not="the run left no results")
-    finals = [test.final for test in run.tests]
-    # An expected failure is one: a later commit may have marked the test, or put it in quarantine.
-    failed = sum(final.outcome.is_failure and final.cause is not Cause.INFRASTRUCTURE for final in finals)
+    # A later commit may have put the test in quarantine. Another expected failure is no evidence: good commits may have it.
+    failed = sum(
+        is_quarantined(test) or (test.final.outcome.is_bad and test.final.cause is not Cause.INFRASTRUCTURE)
+        for test in run.tests
+    )
     # A skip is no pass: the change may be in the condition of the skip.
-    passed = sum(final.outcome.has_run and not final.outcome.is_failure for final in finals)
+    outcomes = [test.final.outcome for test in run.tests]
+    passed = sum(outcome.has_run and not outcome.is_failure for outcome in outcomes)
     if failed or passed:
         return Tried(passed=passed, failed=failed)
     return Tried(why_not=_reason(run))

@@ -26,6 +26,7 @@ _MASK = MASK.encode()
 _MOST_HELD = 1 << 16
 """Bytes of a stream that are held back at most; a longer value could delay output forever."""
 _LEARNED = re.compile(rb"^[ \t]*::add-mask::([^\r\n]+)", re.MULTILINE)
+_COMMAND = b"::add-mask::"
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _SPECIAL = re.compile(r"""[\s!"$&'(),;<>?*\[\\\]^`{|}]""")
 _SPECIAL_IN_QUOTES = re.compile(r'[$`"\\]')
@@ -104,7 +105,9 @@ class Masker(OutputFilter):
 
     def held_back(self, data: bytes) -> int:
         """Return the number of bytes at the end that may belong to a value; 0 if they are too many to hold."""
-        end = len(data) - self._unfinished(data)
+        begun = data.rpartition(b"\n")[2].lstrip(b" \t")
+        asks = len(begun) if begun.startswith(_COMMAND) or _COMMAND.startswith(begun) else 0
+        end = len(data) - (max(asks, self._unfinished(data)) if self.active else asks)
         for start, stop in reversed(_merged(list(self._spans(data)))):
             # A whole value reaches into the part that is held back. Without its end it would not be
             # recognised.

@@ -17,7 +17,7 @@ import pytest
 
 from disttest.clock import monotonic
 from disttest.host.descendants import end_new_children, started_children
-from disttest.limits import NO_LIMIT_S, RENDERING_LEAST_S, RENDERING_NEXT_S, RENDERING_S
+from disttest.limits import CLEAN_UP_S, NO_LIMIT_S, RENDERING_LEAST_S, RENDERING_NEXT_S, RENDERING_S
 from disttest.model import TestCase
 from disttest.runtime.controller.expand import closest_mark
 from disttest.runtime.messages.raised import describe_raised
@@ -105,7 +105,7 @@ class TimeLimits:
             self._reached = f"{message}; its outcome afterwards does not count"
             # Raise again: saferepr continues with the next value, and a test with its next subtest. Blocks that clean up
             # need time, too.
-            next_s = RENDERING_NEXT_S if _is_in_saferepr(frame) else max(RENDERING_LEAST_S, test.timeout_s)
+            next_s = RENDERING_NEXT_S if _is_in_saferepr(frame) else max(CLEAN_UP_S, test.timeout_s)
             _setitimer(signal.ITIMER_REAL, next_s)
             item.add_report_section(phase, "other threads", _other_threads())
             ended = () if before_call is None else end_new_children(before_call)

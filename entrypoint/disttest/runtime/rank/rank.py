@@ -13,7 +13,7 @@ import socket
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -156,19 +156,21 @@ class _Session:
         )
         self.shared = 0
         """Number of fixtures with a wider scope when the current phase of the running test began."""
+        self.in_call = False
 
     def note_phase(self, phase: str, xfail: bool, by_assertion: bool) -> None:
         """Record that a phase of the running test begins."""
         self.phase.write(phase, xfail=xfail, by_assertion=by_assertion)
         self.marks.mark(_BEFORE[phase])
+        followed_call, self.in_call = self.in_call, phase == "call"
         if phase == "setup":
             return
         shared = shared_fixtures(self.session)
-        # Changes by fixtures of a wider scope must survive the test, which may also set them up in its call, by name.
-        if shared > self.shared:
+        # Changes by fixtures of a wider scope must survive the test; _FixturesOfCalls sees those that its call sets up.
+        if shared > self.shared and not followed_call:
             self.restorer.note_call()
         if shared and phase == "teardown":
-            self.restorer.note_teardown()
+            call_after_own_fixtures(self.session, self.restorer.note_teardown)
         self.shared = shared
 
     def scratch(self) -> Path:
@@ -220,6 +222,21 @@ class _Session:
             device_id=None if backend_named(shape.backend).shares_devices else device_id,
         )
         self.restorer.note_group()
+
+
+class _FixturesOfCalls:
+    """A pytest plugin: what a wider fixture changes that a call sets up by name stays, but no leak of the call itself."""
+
+    def __init__(self, state: _Session) -> None:
+        self._state = state
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, Any, Any]:
+        """Watch the set-up of a fixture."""
+        if not self._state.in_call or fixturedef.scope == "function":
+            return (yield)
+        with self._state.restorer.accepting():
+            return (yield)
 
 
 def make_default_group(
@@ -275,6 +292,7 @@ def serve(
     plugins.add_core(Protocol(items), "protocol")
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
+    session.config.pluginmanager.register(_FixturesOfCalls(state), "disttest-fixtures-of-calls")
     own_tmp_path(session.config, spec.scratch)
     speed_up_log_capture()
     marks.mark("start")
@@ -464,6 +482,15 @@ def shared_fixtures(session: pytest.Session) -> int:
     stack = session._setupstate.stack  # noqa: SLF001
     wider = (finalizers for node, (finalizers, _) in stack.items() if not isinstance(node, pytest.Item))
     return sum(len(finalizers) - 1 for finalizers in wider)
+
+
+def call_after_own_fixtures(session: pytest.Session, call: Callable[[], object]) -> None:
+    """Call between the tear-down of the running test's own fixtures and that of wider ones."""
+    node, (finalizers, _) = next(reversed(session._setupstate.stack.items()))  # noqa: SLF001
+    if isinstance(node, pytest.Item):
+        finalizers.insert(0, call)  # the first one is called last
+    else:  # the set-up of a wider node has failed
+        call()
 
 
 def tear_down_rest(session: pytest.Session) -> TornDown:

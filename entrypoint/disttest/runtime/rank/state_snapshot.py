@@ -10,6 +10,7 @@ their users have. Plugins know how each facet is read and restored, with the hoo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
@@ -121,6 +122,7 @@ def restore_state(
     *,
     shared_fixtures: bool,
     at_teardown: Facts | None = None,
+    at_start: Facts | None = None,
     facets: FacetLister = facets_between_tests,
 ) -> Restoration:
     """Restore the state that a test changed.
@@ -129,7 +131,9 @@ def restore_state(
         before: state before the set-up of the test.
         at_call: state when the call began.
         shared_fixtures: whether fixtures of a wider scope than the test are still set up.
-        at_teardown: state when the tear-down began, if it included a fixture of a wider scope.
+        at_teardown: state after the test's own fixtures were torn down, if a fixture of a wider scope followed.
+        at_start: state at the start of the rank, if no fixture is set up any more. A fixture may have returned to it before
+            the tear-down: in the set-up, if its next parameter needed another one, or by hand in the call.
         facets: lists the facets to read.
     """
     # First, because the limit may be restored below.
@@ -147,10 +151,13 @@ def restore_state(
             # A fixture that is still set up has set it.
             if shared_fixtures and is_same(at_call.get(facet.kind, {}).get(name, MISSING), now):
                 continue
-            # The tear-down of a wider fixture has changed it, perhaps to the value of one that is still set up.
-            torn = None if at_teardown is None or facet.by_world else at_teardown.get(facet.kind, {})
-            if torn is not None and not is_same(torn.get(name, MISSING), now):
-                continue
+            # The tear-down of a wider fixture has changed it, perhaps to the value of one that is still set up. A default
+            # group that it has destroyed in some ranks needs a new world, however.
+            if at_teardown is not None and not facet.made_for_tests:
+                if not is_same(at_teardown.get(facet.kind, {}).get(name, MISSING), now):
+                    continue
+                if at_start is not None and is_same(at_start.get(facet.kind, {}).get(name, MISSING), now):
+                    continue
             leak = describe_change(facet, name, now, then)
             leaks.append(leak)
             if facet.by_world and then is MISSING:
@@ -177,6 +184,7 @@ class StateRestorer:
         self._facets = facets
         # State after the previous test, if nothing had to be restored.
         self._last: Facts | None = None
+        self._at_start: Facts | None = None
         self._before: Facts = {}
         self._at_call: Facts = {}
         self._at_teardown: Facts = {}
@@ -184,14 +192,26 @@ class StateRestorer:
     def begin(self, *, shared_fixtures: bool) -> None:
         """Take the snapshot before a test."""
         before = state_before(self._last, shared_fixtures=shared_fixtures, facets=self._facets)
-        self._before = self._at_call = before
+        self._before = self._at_call = self._at_teardown = before
+        self._at_start = self._at_start or before
 
     def note_call(self) -> None:
         """Take the snapshot before the call; changes made by set-up stay."""
         self._at_call = read_state(self._facets)
 
+    @contextlib.contextmanager
+    def accepting(self) -> Iterator[None]:
+        """Take what changes meanwhile for changes by set-up."""
+        before = read_state(self._facets)
+        try:
+            yield
+        finally:
+            for kind, values in read_state(self._facets).items():
+                changed = {name: now for name, now, _ in _changes(values, before.get(kind, {}))}
+                self._at_call = {**self._at_call, kind: {**self._at_call.get(kind, {}), **changed}}
+
     def note_teardown(self) -> None:
-        """Take the snapshot before the tear-down."""
+        """Take the snapshot before the tear-down of wider fixtures."""
         self._at_teardown = read_state(self._facets)
 
     def note_group(self) -> None:
@@ -205,6 +225,7 @@ class StateRestorer:
             self._at_call,
             shared_fixtures=shared_fixtures,
             at_teardown=self._at_teardown if torn_down else None,
+            at_start=None if shared_fixtures else self._at_start,
             facets=self._facets,
         )
         self._last = cleanup.facts
