@@ -1,5 +1,6 @@
 """What people do with pytest works with world tests too."""
 
+import getpass
 import re
 import xml.etree.ElementTree as ET
 
@@ -425,6 +426,36 @@ def test_warnings_that_are_errors_are_not_ours(lab, start):
     assert ended.exit_code == 0, ended.output
     assert "Traceback" not in ended.output
     assert [Outcome.PASSED] * 4 == [test.final.outcome for test in ended.run.tests]
+
+
+def test_a_folder_of_an_earlier_session_that_is_in_use_ends_no_run(lab):
+    """pytest warns about it after all tests; -W error makes an exception of that."""
+    for number in range(5):
+        (lab.folder / "root" / f"pytest-of-{getpass.getuser()}" / f"pytest-{number}").mkdir(parents=True)
+    lab.write(
+        conftest="""
+            import warnings
+            import _pytest.pathlib
+            import pytest
+
+            def in_use(path):
+                warnings.warn(pytest.PytestWarning(f"(rm_rf) error removing {path}: Directory not empty"))
+
+            _pytest.pathlib.rm_rf = in_use
+        """,
+        test_one="""
+            import pytest
+
+            @pytest.mark.world_size(1)
+            def test_one(world):
+                pass
+        """,
+    )
+    root = lab.folder / "root"
+    ended = lab.run("test_one.py", "--", "-W", "error", PYTEST_DEBUG_TEMPROOT=str(root))
+
+    assert ended.exit_code == 0, ended.output
+    assert [*root.glob("*/garbage-*")], "pytest has removed nothing"
 
 
 KEEPS = """

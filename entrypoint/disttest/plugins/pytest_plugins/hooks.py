@@ -73,7 +73,10 @@ def disttest_leaves_tests(config: pytest.Config) -> bool | None:
 
 @hookimpl
 def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -> Sequence[str]:
-    """Note the functions of other plugins that are not available for these tests, and adapt pytest's ``--stepwise``."""
+    """Note the functions of other plugins that are not available for these tests, and adapt pytest's own."""
+    from disttest.plugins.pytest_plugins.old_folders import OldFolders
+
+    config.pluginmanager.register(OldFolders(), "disttest-old-folders")
     if (stepwise := config.pluginmanager.getplugin("stepwiseplugin")) is not None:
         from disttest.plugins.pytest_plugins.stepwise import WorldsInSteps
 
