@@ -101,6 +101,7 @@ def test_a_script_prepares_each_commit_and_pytest_arguments_arrive(project):
     assert f"first bad commit: {commits[2][:10]} 2" in ended.output, ended.output
 
 
+@pytest.mark.slow("runs the test at several commits")
 def test_a_failure_in_quarantine_is_a_failure(project):
     commits = [committed(project.folder, "0", test_mine="def test_x():\n    pass\n")]
     commits.append(committed(project.folder, "breaks it", test_mine="def test_x():\n    assert False\n"))
@@ -113,6 +114,7 @@ def test_a_failure_in_quarantine_is_a_failure(project):
     assert f"first bad commit: {commits[1][:10]} breaks it" in ended.output, ended.output
 
 
+@pytest.mark.slow("runs the test at several commits")
 def test_an_expected_failure_at_all_commits_is_no_failure(project):
     known = "import pytest\n\n@pytest.mark.xfail\ndef test_known():\n    assert False\n"
     commits = [committed(project.folder, "0", test_mine=known + "\ndef test_x():\n    pass\n")]

@@ -227,6 +227,7 @@ def test_with_record_failures_those_of_passed_tests_go(lab, nothing_left):
     assert "has no recording of rank 0 of test_all.py::test_exchanges[2xgloo]; record it with" in ended.output
 
 
+@pytest.mark.slow("a run and a replay")
 def test_a_failure_in_quarantine_is_recorded_and_fails_again(lab):
     (lab.folder / "flaky.toml").write_text(
         '[[test]]\ntest = "test_all.py::test_fails"\nowner = "ann"\nreason = "races"\nexpires = 2999-01-01\n'
