@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from disttest.extras.chaos.case import NAME, FaultKind, fault_of
-from disttest.extras.history.records import is_quarantined
 from disttest.reports.reporter import Cell, ReportTable
 from disttest.reports.text import one_line
 from disttest.results.fold import RunResult, TestOutcome
@@ -69,8 +68,9 @@ def _rows(faults: _Faults) -> Iterator[tuple[str, tuple[Cell, ...]]]:
 def _cell(test: TestOutcome | None) -> Cell:
     if test is None:
         return _UNTRIED
-    if not (test.final.outcome.is_bad or is_quarantined(test)):
-        return Cell(letter=_LETTERS[_KEPT], meaning=_KEPT)
     kinds = [finding.kind for finding in test.final.findings if finding.finder == NAME]
+    # A test in quarantine has broken its contract, although its outcome is not bad.
+    if not (test.final.outcome.is_bad or kinds):
+        return Cell(letter=_LETTERS[_KEPT], meaning=_KEPT)
     kind = kinds[0] if kinds else _UNREACHED
     return Cell(letter=_LETTERS.get(kind, "?"), meaning=kind, is_bad=True, test=test)
