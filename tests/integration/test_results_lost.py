@@ -15,8 +15,15 @@ from disttest.results.directory import REMOVED
 pytestmark = pytest.mark.forked_runs
 
 REMOVES = """
-    import shutil, pytest
+    import os, shutil, pytest
     import torch.distributed as dist
+
+    def removed(folder):
+        try:
+            shutil.rmtree(folder)
+        except OSError:
+            return False
+        return True
 
     @pytest.mark.world_size(2)
     def test_before(world):
@@ -27,7 +34,9 @@ REMOVES = """
         print("said before")
         dist.barrier()
         if world.rank == 0:
-            shutil.rmtree(RESULTS)
+            # Others may write there meanwhile: the folder is not empty then.
+            while os.path.exists(RESULTS) and not removed(RESULTS):
+                pass
         dist.barrier()
         print("said after")
 
@@ -49,7 +58,7 @@ def check_restored(ended: Ended) -> None:
     outcomes = {test.test.name.partition("[")[0]: test.final.outcome for test in ended.run.tests}
     assert outcomes.pop("test_fails") is Outcome.FAILED
     assert {"test_before", "test_removes", "test_after"} == set(outcomes)
-    assert {Outcome.PASSED} == set(outcomes.values())
+    assert {Outcome.PASSED} == set(outcomes.values()), ended.output
     assert any(REMOVED in note for note in ended.run.notes)
     assert 4 == len(list(ended.junit().iter("testcase")))
 
