@@ -1,6 +1,6 @@
 """From which folders of the user's repository Python imports: those of the work tree have to take their place.
 
-A program of its own, since a script may have installed something since this process started.
+It runs as a separate program, because a script may have installed something since this process started.
 """
 
 from __future__ import annotations

@@ -115,6 +115,7 @@ class TestRuns:
         self._words, self._pytest_args = words, pytest_args
         self._results, self._prepare, self._environ = results, prepare, environ
         self._commit, self._batches, self._why_not = "", 0, ""
+        self._environ_of_commit = environ
 
     def run(self, commit: str, times: int, *, until_failure: bool) -> Tried:
         """Run the test at a commit so many times, or until it fails."""
@@ -137,7 +138,7 @@ class TestRuns:
             *self._pytest_args,
         ]
         output = into.with_suffix(".txt")
-        run_child(argv, self._folder, self._environ_of_run(), output)
+        run_child(argv, self._folder, self._environ_of_commit, output)
         tried = read_batch(into)
         if not tried.why_not:
             return tried
@@ -156,10 +157,12 @@ class TestRuns:
             output = self._results / f"prepare-{commit[:10]}.txt"
             code = run_child(["bash", str(self._prepare)], self._folder, self._environ, output)
             self._why_not = f"{self._prepare.name} ended with exit code {code}" if code else ""
+        if not self._why_not:
+            # After the script, because it may have installed the commit's code.
+            self._environ_of_commit = self._with_import_roots()
 
-    def _environ_of_run(self) -> dict[str, str]:
+    def _with_import_roots(self) -> dict[str, str]:
         """The environment in which the commit's code takes the place of the user's."""
-        # After the script: what it installs needs no other place.
         roots = import_roots(self._repository, self._folder, self._environ)
         paths = [*(str(self._tree / folder) for folder in roots.folders), self._environ.get("PYTHONPATH", "")]
         return {**self._environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

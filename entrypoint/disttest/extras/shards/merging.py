@@ -340,13 +340,13 @@ class _Merge:
             # Every shard collects all files; one entry says that this one skipped itself.
             return
         # Two results of one shard are refused without --reruns: the date of a stale artifact would decide otherwise.
-        stands = not bad
+        may_hide = not bad
         if is_rerun:
             # As for a retry, neither a skip nor a broken machine proves anything about a failure of the test.
             proves = result.outcome in _PASSES or (bad and not infrastructure)
-            stands = not known.infrastructure and not proves
+            may_hide = not known.infrastructure and not proves
         # A run decides about its own failures: its retries are reported one by one.
-        if known.bad and stands and known.failed_in != label:
+        if known.bad and may_hide and known.failed_in != label:
             message = (
                 f"{label} reports it as {result.outcome}, but it failed in {known.failed_in}, which counts"
             )

@@ -37,5 +37,5 @@ class WorldsInSteps:
         cached = self._stepwise.cached_info
         left = (item for item in session.items if item.nodeid not in self._passed - self._failed)
         if cached.last_failed and (first := next(left, None)) is not None:
-            # pytest 9.2 has ids of their own for items.
+            # Since pytest 9.2 an item has an `id`, and --stepwise compares that.
             cached.last_failed = getattr(first, "id", first.nodeid)
