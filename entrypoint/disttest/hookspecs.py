@@ -481,15 +481,6 @@ def disttest_schedulers() -> Mapping[str, str]:
     """
 
 
-@hookspec
-def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Any process that reads a journal: return fields of events that earlier plugin versions wrote in another form.
-
-    Returns:
-        The name of each such field, mapped to a function that converts a decoded event to its present form, in place.
-    """
-
-
 # --- controller
 
 

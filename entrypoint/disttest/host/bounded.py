@@ -267,21 +267,6 @@ def wait_children(
         living = [child for child in living if child.advance() is None]
 
 
-def run_bounded(
-    module: str,
-    arguments: Sequence[str] = (),
-    *,
-    timeout_s: float,
-    stall_s: float | None = None,
-    on_line: Callable[[bytes], None] = lambda _: None,
-) -> Ended:
-    """Run a module of disttest in a bounded child and wait for its end."""
-    child = BoundedChild(module, arguments, timeout_s=timeout_s, stall_s=stall_s, on_line=on_line)
-    wait_children([child])
-    assert child.ended is not None
-    return child.ended
-
-
 _message_pipe: int | None = None
 
 

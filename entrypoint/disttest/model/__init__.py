@@ -57,7 +57,6 @@ from disttest.model.rank_record import (
 )
 from disttest.model.run_facts import (
     CiJob,
-    CpuStep,
     FlakyRule,
     Hardware,
     Invocation,
@@ -81,7 +80,6 @@ __all__ = [
     "Code",
     "Collective",
     "Count",
-    "CpuStep",
     "Edge",
     "FactKind",
     "FlakyRule",

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from disttest.model.frozen import Code, Count, Frozen, Moment, Seconds
+from disttest.model.frozen import Code, Count, Frozen, Moment
 
 
 class Hardware(Frozen):
@@ -94,17 +94,6 @@ class ShardSpan(Frozen):
     """Prefix of the names of its worlds and slots, before a slash."""
     cpu_slots: Count = 0
     """CPU slots in addition to the GPUs that ``slots`` counts, if its worlds computed on both."""
-
-
-class CpuStep(Frozen):
-    """CPU cost of one step in the life of a process."""
-
-    role: str
-    """Kind of process: ``rank``, ``world``, ``controller``."""
-    step: str
-    cpu_s: Seconds
-    faults: Count = 0
-    """Number of pages that the kernel had to map or copy."""
 
 
 class VerdictRule(StrEnum):

@@ -43,8 +43,6 @@ class WorldSettings(Frozen):
     """Field of a plugin's option, mapped to its value as text if it was given; ``Option.of`` reads it."""
     plugins: tuple[str, ...] = ()
     """Names and versions of the plugins of the run, which every process must have."""
-    cpu_steps: bool = default_of("cpu-steps")
-    """Whether the journal records the cost of each world, step by step."""
 
     def unless_debugged(self, limit_s: float) -> float:
         """Return a limit of ranks, or no limit if users may hold them."""

@@ -168,7 +168,6 @@ RUN_OPTIONS = (
         default=(),
         no_flag=True,
     ),
-    of_every_run("cpu-steps", SWITCH, "Record the cost of worlds.", default=False, hidden=True, no_flag=True),
 )
 """The options of every run."""
 

@@ -10,7 +10,6 @@ from disttest.model import (
     SCHEMA_VERSION,
     Code,
     Count,
-    CpuStep,
     Hardware,
     Invocation,
     Moment,
@@ -80,8 +79,6 @@ class WorldEnded(Event, tag="world_ended"):
 
     world_id: str
     reason: str = ""
-    cpu_steps: tuple[CpuStep, ...] = ()
-    """CPU steps of its processes, if measured."""
 
 
 class TestStarted(Event, tag="test_started"):

@@ -10,7 +10,6 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -20,7 +19,7 @@ from disttest.descriptors import move_high
 from disttest.errors import JournalError, UsageError
 from disttest.host.copies import is_copy
 from disttest.host.lines import LONGEST_LINE, Lines
-from disttest.model import UNREADABLE, CpuStep, Ruling, TestResult, WorldShape
+from disttest.model import UNREADABLE, TestResult, WorldShape
 from disttest.outgoing import outgoing, shorten_all
 from disttest.plugin_manager import plugin_manager
 from disttest.results.events import (
@@ -309,39 +308,9 @@ def _decoded(line: bytes) -> AnyEvent | str:
         # Such a line was not written by disttest; decoding it could exhaust the memory.
         return f"not an event: longer than {LONGEST_LINE >> 20} MiB"
     try:
-        return _decoder.decode(_in_present_form(line))
+        return _decoder.decode(line)
     except UNREADABLE as error:
         return f"not an event: {error}"
-
-
-def _in_present_form(line: bytes) -> bytes:
-    """Convert fields of earlier versions in the line of an event to their current form."""
-    # A byte search, because decoding every line twice would double the time to read a journal.
-    changes = [change for name, change in _old_fields() if name in line]
-    if not changes:
-        return line
-    event = msgspec.json.decode(line)
-    if isinstance(event, dict):
-        for change in changes:
-            change(event)
-    return msgspec.json.encode(event)
-
-
-@cache
-def _old_fields() -> tuple[tuple[bytes, Callable[[dict[str, Any]], None]], ...]:
-    found = plugin_manager().call("disttest_old_fields")
-    of_plugins = ((f'"{name}":'.encode(), change) for each in found for name, change in each.items())
-    return (_DISAGREEMENT, _name_ruling), *of_plugins
-
-
-# In journals of earlier versions only the message of a result shows that its ranks disagreed.
-_DISAGREEMENT = b'"message":"ranks disagree: '
-
-
-def _name_ruling(event: dict[str, Any]) -> None:
-    result = event.get("result")
-    if isinstance(result, dict) and str(result.get("message")).startswith("ranks disagree: "):
-        result.setdefault("ruling", Ruling.DISAGREED)
 
 
 class EventWriter:
@@ -359,9 +328,9 @@ class EventWriter:
         """Record a world, with the names of its slots and its process id if it runs here."""
         self.event(WorldStarted(at_s=self.now(), world_id=world_id, shape=shape, slots=tuple(slots), pid=pid))
 
-    def world_ended(self, world_id: str, reason: str = "", cpu_steps: tuple[CpuStep, ...] = ()) -> None:
+    def world_ended(self, world_id: str, reason: str = "") -> None:
         """Record that a world has released its slots."""
-        self.event(WorldEnded(at_s=self.now(), world_id=world_id, reason=reason, cpu_steps=cpu_steps))
+        self.event(WorldEnded(at_s=self.now(), world_id=world_id, reason=reason))
 
     def test_started(self, nodeid: str, *, attempt: int = 1, world_id: str = "") -> None:
         """Record the start of an attempt."""

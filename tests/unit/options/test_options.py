@@ -320,7 +320,7 @@ VALUES = {
     "host": "true",
     "world-sizes": "2", "backend": "gloo", "gpus": "2", "lease-dir": "/x", "results": "out", "log-limit": "64k",
     "mask": "s3cret", "isolation": "warm", "device": "cpu", "verdict": "torch", "flaky": "fail", "allow-busy-gpus": "true",
-    "one-world": "true", "cpu-steps": "true",
+    "one-world": "true",
     "native-stacks": "true", "isolate-files": "true", "fast-spawn": "false",
     "sanitize": "order", "deadlock": "report", "record": "all", "perturb": "cpu:2",
     "record-coverage": "true",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from disttest.extras.chaos.case import NAME, ChaosCase, FaultKind, case_of, fault_of
 from disttest.extras.chaos.limits import DELAY_S, GROUP_S
@@ -112,12 +112,6 @@ def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
 
 
 @hookimpl
-def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Move the fields that version 0.1 wrote next to those of the core."""
-    return {NAME: _move_case, "unharmed": _move_calls}
-
-
-@hookimpl
 def disttest_marks() -> Sequence[str]:
     """Describe the mark that states a contract."""
     return (_MARK,)
@@ -191,15 +185,3 @@ def disttest_rank_test(test: RankTest) -> Generator[None, bool, bool]:
     from disttest.extras.chaos.in_rank import observe_test
 
     return (yield from observe_test(test))
-
-
-def _move_case(event: dict[str, Any]) -> None:
-    test = event.get("test")
-    if isinstance(test, dict) and NAME in test:
-        test.setdefault("data", {})[NAME] = test.pop(NAME)
-
-
-def _move_calls(event: dict[str, Any]) -> None:
-    result = event.get("result")
-    if isinstance(result, dict) and "unharmed" in result:
-        result.setdefault("sections", {})[NAME] = {"data": result.pop("unharmed")}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from disttest.errors import UsageError
 from disttest.hookspecs import hookimpl
@@ -85,14 +85,6 @@ def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> M
 
     command = replay_command(test, result, run)
     return {"replay": command} if command else {}
-
-
-@hookimpl
-def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Move the recorded ranks from where version 0.1 wrote them."""
-    from disttest.extras.replay.recorded import move_recorded
-
-    return {"recorded": move_recorded}
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from disttest.extras.replay.hooks import RECORD, RecordRule
 from disttest.model import ALONE, Section, TestCase, TestResult, WorldKind, WorldShape
@@ -42,13 +42,6 @@ def replay_command(test: TestCase, result: TestResult, run: Run) -> str:
     results = run.invocation.options.get("results")
     words = ["disttest", "replay", *([results] if results else []), test.nodeid, "--rank", str(rank)]
     return " ".join(map(quote, words))
-
-
-def move_recorded(event: dict[str, Any]) -> None:
-    """Move the recorded ranks of an event of version 0.1, which had them next to the fields of the core."""
-    result = event.get("result")
-    if isinstance(result, dict) and (ranks := result.pop("recorded", None)):
-        result.setdefault("sections", {})[NAME] = {"data": ranks}
 
 
 def why_unrecorded(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str:

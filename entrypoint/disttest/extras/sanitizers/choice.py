@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from disttest.errors import UsageError
 from disttest.model import Frozen
@@ -38,16 +37,6 @@ def words_of(name: str) -> dict[str, str]:
         name: name of the sanitizer.
     """
     return {"found_by": f"sanitizer {name}", "failure": "sanitizer", "section": "sanitizers"}
-
-
-def move_findings(event: dict[str, Any]) -> None:
-    """Convert the findings of an event of version 0.1, which named the finder in the field ``sanitizer``."""
-    result = event.get("result")
-    for finding in result.get("findings", ()) if isinstance(result, dict) else ():
-        # Merges, histories and `disttest explain` read journals of earlier versions.
-        if "sanitizer" in finding:
-            name = finding["finder"] = finding.pop("sanitizer")
-            finding.update({} if "found_by" in finding else words_of(name))
 
 
 def parse_chosen(text: str) -> tuple[Chosen, ...]:

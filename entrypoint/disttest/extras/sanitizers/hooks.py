@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
 
-from disttest.extras.sanitizers.choice import FORM, Chosen, move_findings, parse_chosen, show_chosen
+from disttest.extras.sanitizers.choice import FORM, Chosen, parse_chosen, show_chosen
 from disttest.hookspecs import hookimpl
 from disttest.options.option import Option, of_every_run, rows_of
 from disttest.options.values import RATIO, Type, text
@@ -54,12 +54,6 @@ def disttest_addcommands(group: click.Group) -> None:
     from disttest.extras.sanitizers.diverge import diverge
 
     group.add_command(diverge)
-
-
-@hookimpl
-def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Convert findings of version 0.1, which named each finder a sanitizer."""
-    return {"sanitizer": move_findings}
 
 
 @hookimpl

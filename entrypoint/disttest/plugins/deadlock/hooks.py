@@ -52,14 +52,6 @@ def disttest_addoptions() -> Sequence[Option]:
 
 
 @hookimpl
-def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
-    """Move fields that version 0.1 wrote among those of the core."""
-    from disttest.plugins.deadlock.proven import move_proof
-
-    return {_NAME: move_proof}
-
-
-@hookimpl
 def disttest_load_parts(config: pytest.Config) -> None:
     """Import the watch and its part in ranks."""
     del config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -109,23 +109,6 @@ def proof_of(result: TestResult) -> Deadlock | None:
         after_s=rest.after_s,
         ended=rest.ended,
     )
-
-
-def move_proof(event: dict[str, Any]) -> None:
-    """Convert an event of version 0.1, which had the proof among the fields of the core."""
-    result = event.get("result")
-    if not isinstance(result, dict) or not isinstance(proof := result.pop(NAME, None), dict):
-        return
-    waits = {name: proof.pop(name) for name in ("edges", "finished") if name in proof}
-    result.setdefault("sections", {})[NAME] = {"waits": waits, "data": proof}
-    for record in result.get("ranks", ()):
-        if record.get("message", "").startswith(_ENDED):
-            record["ended_for"] = NAME
-
-
-# Stored journals of version 0.1 contain these words.
-_ENDED = ("waited in a deadlock, ended", "was in the deadlock that the test expects")
-"""Messages of ranks that were ended in a deadlock."""
 
 
 class _Part(NamedTuple):

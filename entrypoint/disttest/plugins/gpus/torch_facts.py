@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from disttest.host.bounded import run_bounded, send_to_parent
+from disttest.host.bounded import BoundedChild, send_to_parent, wait_children
 from disttest.host.fork_hazard import ask_fork, fork_hazard
 from disttest.model import Frozen
 from disttest.plugins.gpus.limits import DRIVER_TOTAL_S
@@ -54,14 +54,15 @@ class TorchFacts(Frozen):
 def ask_torch(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
     """Import torch and initialise its accelerator, in a bounded child."""
     heard: list[bytes] = []
-    ended = run_bounded("disttest.plugins.gpus.torch_facts", timeout_s=timeout_s, on_line=heard.append)
+    child = BoundedChild("disttest.plugins.gpus.torch_facts", timeout_s=timeout_s, on_line=heard.append)
+    wait_children([child])
     try:
         # The first answer is about torch itself, the second about its accelerator.
         facts = msgspec.json.decode(heard[-1], type=TorchFacts)
     except (IndexError, msgspec.DecodeError):
-        return TorchFacts(error=f"importing torch: the child {ended}")
+        return TorchFacts(error=f"importing torch: the child {child.ended}")
     if len(heard) < 2:
-        return msgspec.structs.replace(facts, error=f"initialising {facts.device_type}: the child {ended}")
+        return msgspec.structs.replace(facts, error=f"initialising {facts.device_type}: the child {child.ended}")
     return facts
 
 

@@ -17,11 +17,10 @@ import pytest
 
 from disttest.clock import monotonic
 from disttest.errors import ExitCode
-from disttest.host.cpu_marks import CpuMarks
 from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S, TICK_S
-from disttest.model import ALONE, Batch, Cause, CpuStep, Outcome, Slot, TestCase, TestResult, WorldKind
+from disttest.model import ALONE, Batch, Cause, Outcome, Slot, TestCase, TestResult, WorldKind
 from disttest.options.run import RunOptions
 from disttest.planning.batches import build_batches, rest_of
 from disttest.planning.schedule import BatchScheduler, Scheduler
@@ -90,7 +89,6 @@ class Controller(Listener):
         self._settled = settle(session.config, options)
         self._worlds = 0
         self._failed_of_rank: Counter[int] = Counter()
-        self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)
         # The end of the run that a test requested.
         self._asked: RunStop | None = None
         # The reason why the user wants no further test (``-x``); empty while there is none.
@@ -221,7 +219,6 @@ class Controller(Listener):
     # --- worlds
 
     def _start(self, batch: Batch, slots: tuple[Slot, ...]) -> None:
-        self._marks.mark("listening")
         self._worlds += 1
         world_id = f"{self._letter}{self._worlds}"
         scratch = self._workplace.scratch / world_id
@@ -244,7 +241,6 @@ class Controller(Listener):
         )
         world = self._pool.start(batch, slots, order, self._fork_sources().starter_for(batch))
         self._recorder.world_started(world_id, batch.shape, [slot.name for slot in slots], world.child.pid)
-        self._marks.mark("starts of worlds")
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:
         """Record the start of a test."""
@@ -286,7 +282,7 @@ class Controller(Listener):
         if world.owed and (closed is None or no_progress):
             self._blame_world(world, ended)
         reason = closed.reason if closed else f"its world process ended with {ended}"
-        self._recorder.world_ended(world.world_id, reason, self._cpu_steps_of(world))
+        self._recorder.world_ended(world.world_id, reason)
         plugin_manager().call("disttest_world_ended", scratch=Path(world.order.scratch_dir))
         # Before the error of a plugin below, which ends the run: the findings of its other watches must be
         # recorded by then.
@@ -326,11 +322,6 @@ class Controller(Listener):
             self._recorder.noted(
                 f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
             )
-
-    def _cpu_steps_of(self, world: LiveWorld) -> tuple[CpuStep, ...]:
-        """Return the CPU steps of a world and those of this process since the previous world ended."""
-        self._marks.mark("listening")
-        return (*(world.closed.cpu_steps if world.closed else ()), *self._marks.take())
 
     def _blame_world(self, world: LiveWorld, ended: Exit) -> None:
         """Handle the death of a world process: its running test is an error, the others get a new world."""

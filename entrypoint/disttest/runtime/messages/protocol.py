@@ -16,7 +16,6 @@ import msgspec
 from disttest.errors import ProtocolError
 from disttest.model import (
     UNREADABLE,
-    CpuStep,
     Frozen,
     HangCause,
     Outcome,
@@ -147,8 +146,6 @@ class TestDone(Message):
     """Plugin name -> report of its part in the rank."""
     plugin_error: str = ""
     """Exception of a plugin: the message, and the traceback on further lines."""
-    cpu_steps: tuple[CpuStep, ...] = ()
-    """CPU steps of this rank since its last message, if measured."""
 
 
 class RanksJoined(Message):
@@ -271,8 +268,6 @@ class WorldClosed(Message):
     """Pids that could not be killed; their slots must not be used again."""
     plugin_error: str = ""
     """Error of a plugin that watches the machine; it ends the run."""
-    cpu_steps: tuple[CpuStep, ...] = ()
-    """CPU steps of the world and its ranks, if measured."""
 
 
 class Cancel(Message):

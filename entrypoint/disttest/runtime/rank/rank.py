@@ -23,7 +23,6 @@ from disttest.clock import monotonic
 from disttest.descriptors import append_to
 from disttest.errors import ExitCode, PluginError
 from disttest.hookspecs import hookimpl
-from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import Child, die_with_parent, flush_output, fork_child, leave, leave_if_copy
 from disttest.model import Isolation, Outcome, WorldShape
@@ -66,9 +65,6 @@ _LAST_DETAILS = 20_000
 
 ProcessMain = Callable[[RankSpec, Channel, pytest.Session, Mapping[str, pytest.Item]], None]
 """Main function of a process that a world has started, with the tests that it may run; it never returns."""
-
-# Phase of a test -> the step that ends when it begins.
-_BEFORE = {"setup": "before the test", "call": "setup", "teardown": "call"}
 
 
 # A fork, because `import torch` takes 1 to 2 seconds, which N new interpreters would pay N times for each test.
@@ -140,15 +136,12 @@ def run_as_rank(
 class _Session:
     """State of this rank between messages; one per process."""
 
-    def __init__(
-        self, spec: RankSpec, channel: Channel, session: pytest.Session, phase: PhaseCell, marks: CpuMarks
-    ) -> None:
+    def __init__(self, spec: RankSpec, channel: Channel, session: pytest.Session, phase: PhaseCell) -> None:
         self.spec = spec
         self.channel = channel
         self.session = session
         self.order: RunTest | None = None
         self.phase = phase
-        self.marks = marks
         self.rank = Rank(spec, session.config, channel)
         runs_one = spec.isolation is Isolation.FRESH
         self.restorer = state_snapshot.StateRestorer(
@@ -161,7 +154,6 @@ class _Session:
     def note_phase(self, phase: str, xfail: bool, by_assertion: bool) -> None:
         """Record that a phase of the running test begins."""
         self.phase.write(phase, xfail=xfail, by_assertion=by_assertion)
-        self.marks.mark(_BEFORE[phase])
         followed_call, self.in_call = self.in_call, phase == "call"
         if phase == "setup":
             return
@@ -272,7 +264,6 @@ def serve(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
     """Run tests until the world sends Leave or closes the channel. Never returns."""
-    marks = CpuMarks("rank", asked=spec.settings.cpu_steps)
     # First of all, because it ties the life of this process to its world. A rank that failed before would be
     # left behind.
     channel = set_up_child(spec, channel, session.config)
@@ -286,7 +277,7 @@ def serve(
     watch_waits(spec.watches, spec.place, is_reused=is_reused)
     follow_own_port(spec.master_port)
     connect_to_own_store(spec)
-    state = _Session(spec, channel, session, phase, marks)
+    state = _Session(spec, channel, session, phase)
     plugins = plugin_manager()
     plugins.call("disttest_rank_configure", rank=state.rank)
     plugins.add_core(Protocol(items), "protocol")
@@ -295,7 +286,6 @@ def serve(
     session.config.pluginmanager.register(_FixturesOfCalls(state), "disttest-fixtures-of-calls")
     own_tmp_path(session.config, spec.scratch)
     speed_up_log_capture()
-    marks.mark("start")
     channel.send(RankReady())
     while (message := next_order(channel)) is not None and _run(state, message, session, items):
         pass
@@ -403,7 +393,6 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     state_snapshot.reseed(seed)
     test = RankTest(state.rank, order, items[order.nodeid], seed)
     plugin_error = run_with_plugins(test)
-    state.marks.mark("teardown")
     shared = bool(left_set_up := shared_fixtures(session))
     cleanup = state.restorer.end(shared_fixtures=shared, torn_down=left_set_up < state.shared)
     left: list[str] = []
@@ -411,7 +400,6 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     # Before `TestDone`: once all ranks are done, the world cuts, masks and closes the log.
     flush_output()
     plugin_error = plugin_error or save()
-    state.marks.mark("after the test")
     leaks = (*cleanup.leaks, *left, *watchdog.stop_leftover())
     # Sent after the state is restored and the plugins have saved: the world may end this process on receipt.
     state.channel.send(
@@ -425,7 +413,6 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
             seen=test.reported,
             plugin_error=plugin_error or clean_text(take_facet_errors()),
             exit_code=0 if test.leaves else None,
-            cpu_steps=state.marks.take(),
         )
     )
     return not test.leaves

@@ -20,7 +20,6 @@ import msgspec
 
 from disttest.clock import monotonic
 from disttest.errors import PluginError
-from disttest.host.cpu_marks import CpuMarks
 from disttest.host.descendants import children_of, kill_descendants, name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.host.process_limits import lack_for_ranks
@@ -91,7 +90,6 @@ class WorldSupervisor:
         )
         self._looking = dict(self._world_watches)
         self._plugin_error = ""
-        self._marks = CpuMarks("world", asked=order.settings.cpu_steps)
 
     def run(self) -> None:
         """Start the ranks, run tests until one breaks the world, end all processes, report the end."""
@@ -128,10 +126,8 @@ class WorldSupervisor:
         listener = self._listen()
         if self._kind is WorldKind.RANKS and not self._order.partition:
             self._watches = self._ranks.start_watches(self._shape.size)
-        self._marks.mark("start")
         for rank in self._own_ranks():
             self._ranks.add(self._start_one(rank, listener))
-        self._marks.mark("forks of ranks")
         # After the forks: a fork would not have the server's thread, but might have a lock that the thread
         # held.
         self._store = host_store(listener)
@@ -217,11 +213,7 @@ class WorldSupervisor:
             # Files take longer to create than a small test runs, so this overlaps with the test.
             if following:
                 self._ranks.logs.prepare(self._logs_of(index + 1))
-            self._marks.mark("ranks start")
             self._ranks.watch(attempt)
-            self._marks.mark("watching")
-            for progress in attempt.ranks:
-                self._marks.add_of_child(progress.done.cpu_steps if progress.done else ())
             judged = self._judged(attempt)
             result = self._judge(judged)
             # Ranks with different calls may have left messages that the next test would receive.
@@ -233,7 +225,6 @@ class WorldSupervisor:
             self._ranks.close_logs(attempt)
             self._look_around(at_once=True)
             self._report(attempt, result, representing_reports(attempt, result) if judged.speaks else ())
-            self._marks.mark("verdict")
             # A rank that died after its last message is noticed here, before the next test is assigned to
             # it.
             self._ranks.loop.wait(0)
@@ -471,8 +462,6 @@ class WorldSupervisor:
         if outgoing.active:
             for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
                 stacks.unlink(missing_ok=True)
-        self._marks.mark_children("rank", "fork and end")
-        self._marks.mark("close")
         if not self._abandoned:
             self._controller.send(
                 WorldClosed(
@@ -481,7 +470,6 @@ class WorldSupervisor:
                     leftovers=leftovers,
                     survivors=survivors,
                     plugin_error=self._plugin_error,
-                    cpu_steps=self._marks.take(),
                 )
             )
 

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from disttest.errors import JournalError
-from disttest.model import CpuStep, TestResult
+from disttest.model import TestResult
 from disttest.reports.text import rank_tag
 from disttest.results.directory import Home
 from disttest.results.events import Event
@@ -37,9 +37,9 @@ class JobRecorder(EventWriter):
             except JournalError as error:  # the journal keeps this event and all later ones in memory
                 self._lose(str(error))
 
-    def world_ended(self, world_id: str, reason: str = "", cpu_steps: tuple[CpuStep, ...] = ()) -> None:
+    def world_ended(self, world_id: str, reason: str = "") -> None:
         """Record that a world has released its slots."""
-        super().world_ended(world_id, clean_text(reason), cpu_steps)
+        super().world_ended(world_id, clean_text(reason))
 
     def test_finished(self, result: TestResult, *, again: bool = False) -> None:
         """Record the verdict of a test or attempt, and print it."""
