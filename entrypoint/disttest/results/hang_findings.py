@@ -225,7 +225,7 @@ def _point_to_point(hung: Sequence[RankRecord]) -> Finding | None:
 def _point_to_point_call(rank: RankRecord) -> tuple[str, Frame] | None:
     frames = list(main_thread(rank.stacks))
     user = _user_frame(frames)
-    call = next((f.function for f in frames if f.function in _POINT_TO_POINT and "/torch/" in f.file), None)
+    call = next((f.function for f in frames if f.function in _POINT_TO_POINT and is_torchs(f.file)), None)
     return (call, user) if call is not None and user is not None else None
 
 
@@ -312,7 +312,7 @@ def last_call(rank: RankRecord) -> str:
 
 def _is_wait_for_gpu(frame: Frame) -> bool:
     """Whether it is ``torch.cuda.synchronize``, which also ends a test on a GPU, or that of a stream or an event."""
-    return frame.function == "synchronize" and "/torch/cuda/" in frame.file
+    return frame.function == "synchronize" and is_torchs(frame.file)
 
 
 def _has_finished(rank: RankRecord) -> bool:
@@ -350,12 +350,16 @@ def _user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 def is_library(file: str) -> bool:
     """Whether a file belongs to a library rather than to the user."""
-    return file.startswith(torchs_folder()) or _LIBRARY.search(file) is not None
+    return is_torchs(file) or _LIBRARY.search(file) is not None
+
+
+def is_torchs(file: str) -> bool:
+    """Whether a file belongs to torch, which may be a checkout. The user's own folders may be called torch, too."""
+    return file.startswith(_torchs_folder()) or "-packages/torch/" in file
 
 
 @cache
-def torchs_folder() -> str:
-    """Return the folder of torch, which may be a checkout. The user's own folders may have the name `torch`, too."""
+def _torchs_folder() -> str:
     try:
         spec = find_spec("torch")
     except ValueError:  # a test has put something else in its place

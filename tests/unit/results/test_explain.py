@@ -273,6 +273,19 @@ def test_a_process_that_the_test_started_is_named_by_its_role_or_its_number() ->
     assert record.all_stacks.endswith("process 14 (sleep 60):\n  (its Python stack is not available)")
 
 
+OF_THE_USER = '  File "/repo/torch/cuda/streams.py", line 5 in '
+"""In a folder of the user that is called torch."""
+
+
+@pytest.mark.parametrize("function", ["send", "synchronize"])
+def test_functions_of_the_user_may_have_the_names_of_torchs(function):
+    finding = explain([hung(rank, stacks=stack("step", 8, OF_THE_USER + function)) for rank in (0, 1)])
+    assert finding is not None
+    assert (
+        f"rank 0 is in {function} at streams.py:5, rank 1 is in {function} at streams.py:5" in finding.message
+    )
+
+
 def test_a_folder_of_the_user_may_be_called_torch():
     mine = [
         each.replace("/repo/tests/", "/repo/tests/torch/")

@@ -31,6 +31,7 @@ from disttest.plugins.deadlock.limits import FIRST_PAUSE_S, STACKS_S
 from disttest.plugins.deadlock.proof import Situation, find_deadlock
 from disttest.plugins.deadlock.proven import Deadlock, cause_of
 from disttest.plugins.deadlock.snapshot import Snapshot, read_slot
+from disttest.results.hang_findings import is_torchs
 from disttest.results.verdict import SIZES
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.evidence import EvidenceSource, collect_stacks
@@ -113,7 +114,7 @@ def _is_confirmed(thread: DumpedThread, waits: Mapping[int, bool]) -> bool:
         return thread.answers
     file, function = thread.innermost
     if waits[thread.ident] and "/disttest/observe/" not in file:
-        return function in ENTRIES and "/torch/" in file
+        return function in ENTRIES and is_torchs(file)
     # The thread is in a Python function of torch or of the observing layer, as its wait on the board says.
     return _IN_WAITS.search(file) is not None
 

@@ -18,7 +18,7 @@ from typing import Any
 from disttest.host.imports import replaced_entry
 from disttest.model import Collective
 from disttest.outgoing import outgoing
-from disttest.results.hang_findings import HARNESS_PLACES, torchs_folder
+from disttest.results.hang_findings import HARNESS_PLACES, is_torchs
 
 KEPT = 100
 """Number of a test's last collectives that are reported. The raw dump has all of them."""
@@ -174,7 +174,7 @@ def _group(name: str, description: str) -> str:
 
 def _is_user(frame: Mapping[str, Any]) -> bool:
     file = frame["filename"]
-    return not file.startswith(torchs_folder()) and not any(part in file for part in _INTERNAL)
+    return not is_torchs(file) and not any(part in file for part in _INTERNAL)
 
 
 def _tensors(sizes: Any, dtypes: Any) -> str:

@@ -20,6 +20,7 @@ from disttest.extras.sanitizers.order.stream import (
 )
 from disttest.extras.sanitizers.sanitizer import SanitizerRecorder
 from disttest.observe import Call, Wait, as_text, spec_of
+from disttest.results.hang_findings import is_torchs
 
 # https://docs.python.org/3/library/dis.html#opcode-STORE_FAST
 _STORES = frozenset({"STORE_FAST"})
@@ -95,7 +96,7 @@ def _find_way(code: CodeType) -> _Way:
         return _Way.BATCHES
     if file.endswith("/distributed_c10d.py"):
         return _Way.KEEPS if name in _KEEPING else _Way.RETURNS
-    passes_on = "/torch/" not in file or file.endswith("/c10d_logger.py")
+    passes_on = not is_torchs(file) or file.endswith("/c10d_logger.py")
     return _Way.RETURNS if passes_on else _Way.KEEPS
 
 
