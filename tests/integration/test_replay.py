@@ -12,6 +12,8 @@ import pytest
 from lab import Lab
 from terminal import Terminal
 
+from disttest.results.journal import FILE_NAME
+
 TESTS = """
     import os, threading, time
     import pytest, torch, torch.distributed as dist
@@ -323,6 +325,19 @@ def test_a_recording_that_was_cut_off_is_refused(recorded, tmp_path):
 
     assert 4 == ended.exit_code, ended.output
     assert "is incomplete; copy it from the run again" in ended.output
+
+
+def test_results_of_another_machine_are_replayed_here(recorded, tmp_path):
+    results = tmp_path / "results"
+    shutil.copytree(recorded.ended.results, results)
+    journal = results / FILE_NAME
+    folder = str(recorded.folder)
+    assert folder in journal.read_text()
+    journal.write_text(journal.read_text().replace(folder, "/home/runner/work/project"))
+    ended = recorded.run("replay", str(results), "test_exchanges", "--rank", "0")
+
+    assert 0 == ended.exit_code, ended.output
+    assert "as recorded: the rank passed" in ended.output
 
 
 def test_a_recording_is_as_large_as_what_was_received(lab):
