@@ -446,6 +446,28 @@ def test_what_a_run_takes(fake, options, monkeypatch, facts, given, visible, slo
     devices.release()
 
 
+@pytest.mark.parametrize(
+    ("facts", "visible", "order", "is_doubtful"),
+    [
+        ({"gpu.1.name": "NVIDIA L40"}, "1", "", True),
+        ({"gpu.1.name": "NVIDIA L40"}, "1", "PCI_BUS_ID", False),
+        ({"gpu.1.name": "NVIDIA L40"}, fakes.uuid(1), "", False),
+        ({}, "1", "", False),
+    ],
+)
+def test_a_number_may_mean_another_gpu_to_cuda(
+    fake, options, monkeypatch, facts, visible, order, is_doubtful
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+
+    notes = GpuDevices(options(fake(fakes.plain(2) | facts))).notes()
+
+    assert is_doubtful == any(
+        "CUDA_VISIBLE_DEVICES=1 was read in the order of the PCI bus" in note for note in notes
+    )
+
+
 @pytest.mark.parametrize(("pid", "size"), [(0, 1), (4242, 2)])
 def test_a_run_does_without_what_is_broken_and_waits_for_what_is_held(fake, options, tmp_path, pid, size):
     driver = fake(fakes.plain(2))

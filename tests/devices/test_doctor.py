@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from disttest.extras.doctor.command import doctor
 from disttest.extras.doctor.examine import (
+    Diagnosis,
     Examination,
     as_run,
     examine,
@@ -23,10 +24,13 @@ from disttest.extras.doctor.examine import (
     update_quarantine,
 )
 from disttest.host.findings import Grade
+from disttest.host.machine import CpuShare, Limits
 from disttest.plugins.gpus.detect import detect_machine
 from disttest.plugins.gpus.leases.lease import Leaser, Request
 from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
-from disttest.plugins.gpus.preflight.steps import Bounds
+from disttest.plugins.gpus.machine import Gpu, GpuMachine
+from disttest.plugins.gpus.preflight.steps import Bounds, targets_of
+from disttest.plugins.gpus.torch_facts import TorchFacts
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 
@@ -211,3 +215,20 @@ def test_help_does_not_import_torch():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout == "False\n"
+
+
+def test_gpus_without_uuids_are_used_and_set_aside_one_by_one(tmp_path):
+    """ROCm's driver names them by their numbers alone."""
+    machine = GpuMachine(
+        cpu=CpuShare(online=2, affinity=2),
+        limits=Limits(memory=8, memory_total=8),
+        gpus=(Gpu(index=0), Gpu(index=1)),
+    )
+    diagnosis = Diagnosis(
+        machine=machine, torch=TorchFacts(), findings=(), proved=("gpu:0",), broken={"gpu:1": "matmul failed"}
+    )
+    update_quarantine(diagnosis, tmp_path)
+
+    assert [target.visible for target in targets_of(machine)] == ["0", "1"]
+    states = Leaser(tmp_path, lambda: machine).states()
+    assert [state.obstacle.partition(":")[0] for state in states] == ["", "in quarantine"]

@@ -21,7 +21,7 @@ from disttest.plugins.gpus.detect import detect_machine
 from disttest.plugins.gpus.device_findings import judge_machine
 from disttest.plugins.gpus.leases.lease import Leaser, SlotState
 from disttest.plugins.gpus.leases.quarantine import QuarantineNotes
-from disttest.plugins.gpus.machine import GpuMachine
+from disttest.plugins.gpus.machine import GpuMachine, key_of
 from disttest.plugins.gpus.machine_advice import MACHINE_ADVICE
 from disttest.plugins.gpus.preflight.messages import Check, Level, PreflightResult, Target
 from disttest.plugins.gpus.preflight.prover import Prover
@@ -207,12 +207,13 @@ def update_quarantine(diagnosis: Diagnosis, directory: Path) -> tuple[str, ...]:
     changed = []
     for slot in diagnosis.machine.gpu_slots():
         # By UUID: indices of GPUs change with a reboot or with CUDA_VISIBLE_DEVICES.
-        if slot.name in diagnosis.proved and slot.uuid in active:
-            lifted = notes.lift(slot.uuid)
-            changed.append(f"{slot.name} ({slot.uuid}) passed: {_LIFTED if lifted else _NOT_LIFTED}")
+        key = key_of(slot)
+        if slot.name in diagnosis.proved and key in active:
+            lifted = notes.lift(key)
+            changed.append(f"{slot.name} ({key}) passed: {_LIFTED if lifted else _NOT_LIFTED}")
         elif slot.name in diagnosis.broken:
-            notes.add(slot.uuid, diagnosis.broken[slot.name])
-            changed.append(f"{slot.name} ({slot.uuid}) is in quarantine now")
+            notes.add(key, diagnosis.broken[slot.name])
+            changed.append(f"{slot.name} ({key}) is in quarantine now")
     return tuple(changed)
 
 

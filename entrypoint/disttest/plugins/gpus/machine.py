@@ -184,6 +184,16 @@ def slots_of(gpu: Gpu, group: str = "") -> tuple[Slot, ...]:
     )
 
 
+def key_of(slot: Slot) -> str:
+    """Return the name of a slot in the lease directory: its UUID, or ``gpu-3`` if the driver has none (ROCm)."""
+    return slot.uuid or slot.name.replace(":", "-")
+
+
+def visible_name(slot: Slot) -> str:
+    """Return the name of a slot in ``CUDA_VISIBLE_DEVICES``."""
+    return slot.uuid or str(slot.index)
+
+
 def is_slice(slot: Slot) -> bool:
     """Return whether a slot is a MIG slice. A slice has no peers, and NCCL refuses it."""
     return slot.device != "cpu" and "." in slot.name
@@ -232,6 +242,24 @@ def part_for(slot: Slot, gpu: Gpu) -> Gpu:
 
 _NEAR = ("internal", "single", "multiple", "hostbridge", "node")
 """PCIe paths that do not cross the link between processors."""
+
+
+def doubtful_order(machine: GpuMachine, visible: str, order: str) -> str:
+    """Explain that CUDA may number the GPUs of this machine otherwise than NVML; empty if it does not.
+
+    Args:
+        machine: all GPUs of the machine.
+        visible: value of ``CUDA_VISIBLE_DEVICES``.
+        order: value of ``CUDA_DEVICE_ORDER``.
+    """
+    # CUDA's default is FASTEST_FIRST: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    by_number = visible.strip()[:1].isdigit() and order != "PCI_BUS_ID"
+    if not by_number or len({gpu.name for gpu in machine.gpus if gpu.uuid}) < 2:
+        return ""
+    return (
+        f"CUDA_VISIBLE_DEVICES={visible} was read in the order of the PCI bus, CUDA may count the fastest GPU first: "
+        "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID"
+    )
 
 
 def group_gpus(gpus: Sequence[Gpu]) -> dict[int, str]:

@@ -30,7 +30,7 @@ from disttest.plugins.gpus.leases.lease import Lease, Leaser, Request
 from disttest.plugins.gpus.leases.lockfiles import usual_directory
 from disttest.plugins.gpus.leases.quarantine import Quarantine, QuarantineNotes
 from disttest.plugins.gpus.limits import LEASE_WAIT_S
-from disttest.plugins.gpus.machine import GpuMachine, is_slice
+from disttest.plugins.gpus.machine import GpuMachine, doubtful_order, is_slice, key_of, visible_name
 from disttest.plugins.gpus.torch_facts import (
     TorchFacts,
     built_for,
@@ -60,13 +60,14 @@ class GpuDevices(Devices):
         self.directory = LEASE_DIR.of(options) or usual_directory()
         self.allows_busy: bool = ALLOW_BUSY_GPUS.of(options)
         self.lease: Lease | None = None
+        self._doubt = ""
         super().__init__(options)
         # torch's CPU build on a machine with GPUs is a choice of the user, not an error.
         on_cpu = options.device == "cpu" or options.gpus.none or self._torch_is_for_the_cpu()
         found = () if on_cpu else self._gpu_slots()
         # Before the GPUs are counted: `auto` means all that work.
         self._left_out = self._in_quarantine(found)
-        usable = [slot for slot in found if slot.uuid not in self._left_out]
+        usable = [slot for slot in found if key_of(slot) not in self._left_out]
         if not on_cpu:
             self._check(usable)
         self.device = usable[0].device if usable else "cpu"
@@ -85,6 +86,7 @@ class GpuDevices(Devices):
         visible = environment().get(variable)
         # Once the run holds a lease, it has set the variable itself.
         if visible is not None and self.lease is None:
+            self._doubt = doubtful_order(machine, visible, environment().get("CUDA_DEVICE_ORDER", ""))
             machine = machine.restricted_to(visible)
         names = self.options.gpus.names
         unknown = [name for name in names if not machine.restricted_to(name).gpus]
@@ -160,12 +162,12 @@ class GpuDevices(Devices):
         return [*self.notes(), *told]
 
     def notes(self) -> list[str]:
-        """List the faults of GPUs that the run does without."""
+        """List the faults of GPUs that the run does without, and a doubt about which GPUs the user meant."""
         faults = [f"{gpu.label} is left out: {gpu.fault}" for gpu in self.machine.gpus if gpu.fault]
         quarantined = [
             f"GPU {uuid} is left out: in quarantine: {note.reason}" for uuid, note in self._left_out.items()
         ]
-        return [*faults, *quarantined]
+        return [*faults, *quarantined, *([self._doubt] if self._doubt else [])]
 
     def acquire(self, who: str, *, say: Callable[[str], None], timeout_s: float = math.inf) -> None:
         """Lease the GPUs, and hide all others from this process and its descendants. Waits until they are free.
@@ -248,13 +250,12 @@ class GpuDevices(Devices):
         return msgspec.structs.replace(machine, gpus=gpus)
 
     def _in_quarantine(self, slots: tuple[Slot, ...]) -> dict[str, Quarantine]:
-        """Map the UUIDs of slots that waiting would not free to their quarantine notes."""
+        """Map the keys of slots that waiting would not free to their quarantine notes."""
         if not slots or not self.directory.is_dir():
             return {}
         notes = QuarantineNotes(self.directory).active()
-        return {
-            slot.uuid: notes[slot.uuid] for slot in slots if slot.uuid in notes and not notes[slot.uuid].pid
-        }
+        keys = map(key_of, slots)
+        return {key: notes[key] for key in keys if key in notes and not notes[key].pid}
 
     def _check(self, usable: list[Slot]) -> None:
         gpus, asked = self.options.gpus, asked_accelerator(self.options)
@@ -295,4 +296,4 @@ def variable_of(machine: GpuMachine) -> str:
 
 def visible_to(slots: tuple[Slot, ...]) -> str:
     """Return the value of that variable which shows these slots."""
-    return ",".join(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu")
+    return ",".join(visible_name(slot) for slot in slots if slot.device != "cpu")

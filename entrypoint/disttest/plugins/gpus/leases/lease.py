@@ -37,7 +37,7 @@ from disttest.plugins.gpus.limits import (
     LEASE_POLL_S,
     LEASE_WAIT_S,
 )
-from disttest.plugins.gpus.machine import Gpu, GpuMachine, part_for
+from disttest.plugins.gpus.machine import Gpu, GpuMachine, key_of, part_for
 
 _UNSEEN_SHARE = 0.05
 """Share of memory in use above which an invisible process, for example of another container, must hold it."""
@@ -91,7 +91,7 @@ class Lease:
             InfrastructureError: the quarantine cannot be recorded; the slot stays in this lease.
         """
         # The note comes first. Between the release and the note, another run could take the GPU.
-        self._notes.add(slot.uuid or slot.name.replace(":", "-"), reason, pid=pid)
+        self._notes.add(key_of(slot), reason, pid=pid)
         self.release_slot(slot)
 
     def release_slot(self, slot: Slot) -> None:
@@ -181,7 +181,7 @@ class Leaser:
         notes = self._active_notes(machine)
         states = []
         for slot, gpu in _slots_with_gpus(machine):
-            state = _state(slot, gpu, notes.get(slot.uuid), allow_busy=allow_busy)
+            state = _state(slot, gpu, notes.get(key_of(slot)), allow_busy=allow_busy)
             states.append(state if state.obstacle else self._lock_state(state))
         return tuple(states)
 
@@ -230,7 +230,7 @@ class Leaser:
         notes = self._active_notes(machine)
         entries = _slots_with_gpus(machine)
         states = [
-            _state(slot, gpu, notes.get(slot.uuid), allow_busy=request.allow_busy) for slot, gpu in entries
+            _state(slot, gpu, notes.get(key_of(slot)), allow_busy=request.allow_busy) for slot, gpu in entries
         ]
         _check_enough(request, states)
         open_slots = [entry for entry, state in zip(entries, states, strict=True) if not state.obstacle]
@@ -289,7 +289,7 @@ class Leaser:
         for slot in lease.slots:
             if slot not in now:
                 return f"{slot.name} ({slot.uuid}) has vanished"
-            state = _state(slot, now[slot], notes.get(slot.uuid), allow_busy=request.allow_busy)
+            state = _state(slot, now[slot], notes.get(key_of(slot)), allow_busy=request.allow_busy)
             if state.obstacle:
                 return f"{state.label}: {state.obstacle}"
         return ""
@@ -339,7 +339,7 @@ def _check_enough(request: Request, states: Sequence[SlotState]) -> None:
 
 
 def _lock_name(slot: Slot) -> str:
-    return f"{slot.uuid or slot.name.replace(':', '-')}.lock"
+    return f"{key_of(slot)}.lock"
 
 
 def _render_holder(holder: Holder) -> str:

@@ -32,7 +32,7 @@ class Target(Frozen):
     device: str = "cpu"
     """Device type of the computation: ``cuda`` or ``cpu``."""
     visible: str = ""
-    """UUID for ``CUDA_VISIBLE_DEVICES``."""
+    """Name for ``CUDA_VISIBLE_DEVICES``; empty on the CPU."""
     is_slice: bool = False
     """Whether it is a MIG slice, which has no peers and which NCCL refuses."""
 
