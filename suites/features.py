@@ -22,7 +22,13 @@ class Lack(NamedTuple):
 _NCCL_HAS_NO_TAGS = Lack("nccl", "NCCL matches messages by order and has no tags")
 _GLOO_EQUAL = Lack("gloo", "gloo moves pieces of one size only in this call (invalid tensor size)")
 
+_GLOO_READS_MEMORY = Lack(
+    "gloo", "gloo passes the address of the tensor to the network, so it needs CPU memory", "cuda"
+)
+
 LACKS: dict[str, tuple[Lack, ...]] = {
+    # https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
+    "messages": (_GLOO_READS_MEMORY,),
     "recv_any_source": (
         Lack("nccl", "NCCL cannot receive from an unnamed source"),
         Lack("ucc", "UCC cannot receive from an unnamed source"),
@@ -40,6 +46,7 @@ LACKS: dict[str, tuple[Lack, ...]] = {
     "coalesced_deprecated": (
         Lack("nccl", "NCCL does not implement the deprecated coalesced calls"),
         Lack("ucc", "UCC does not implement the deprecated coalesced calls"),
+        Lack("gloo", "gloo coalesces tensors of the CPU only (unsupported device type cuda)", "cuda"),
     ),
     "complex_gather": (
         Lack("gloo", "gloo gathers no complex numbers (Invalid scalar type)"),

@@ -191,9 +191,12 @@ def test_monitored_barrier_of_strangers(world: World) -> None:
 def test_monitored_barrier_finds_who_hangs(world: World, wait_all: bool) -> None:
     """Ranks that hang in an NCCL collective are named by rank 0's monitored barrier on a gloo group."""
     gloo = dist.new_group(backend="gloo")
+    tensor = torch.ones(1, device=world.device)
     if not world.is_first:
-        meet(world)
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
         return
     with pytest.raises(RuntimeError, match=r"Ranks? 1.* failed to pass monitoredBarrier"):
         dist.monitored_barrier(gloo, timeout=SHORT, wait_all_ranks=wait_all)
-    meet(world)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world.size

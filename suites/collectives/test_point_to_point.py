@@ -11,7 +11,11 @@ from disttest.testing.world import World
 from ..ranks import exchange, subgroup
 from .data import assert_completed, exactly
 
-pytestmark = [pytest.mark.world_size(min=2), pytest.mark.usefixtures("leave_together")]
+pytestmark = [
+    pytest.mark.world_size(min=2),
+    pytest.mark.usefixtures("leave_together"),
+    pytest.mark.needs("messages"),
+]
 
 
 def _letter(world: World, sender: int, receiver: int, length: int = 6) -> torch.Tensor:

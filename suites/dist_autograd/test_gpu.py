@@ -21,12 +21,17 @@ from .tensors import assert_gradients, local_gradients
 pytestmark = [pytest.mark.world_size(4), pytest.mark.backend("gloo")]
 
 
+def _device_of(rank: int) -> torch.device:
+    """The rank's device as each process sees it: each has all GPUs of the world, or one MIG slice."""
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
 def _options(world: World) -> Any:
     """Each rank's device is mapped to every other rank's."""
     options = rpc.TensorPipeRpcBackendOptions(init_method="env://")
     for rank in range(world.size):
         if rank != world.rank:
-            options.set_device_map(worker(rank), {world.device: torch.device("cuda", rank)})
+            options.set_device_map(worker(rank), {world.device: _device_of(rank)})
     return options
 
 
@@ -82,7 +87,7 @@ class Remote(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer = nn.Linear(width, width, bias=False).cuda(rpc.get_worker_info().id)
+        self.layer = nn.Linear(width, width, bias=False).to(_device_of(rpc.get_worker_info().id))
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
         """Through the layer."""

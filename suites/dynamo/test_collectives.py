@@ -15,7 +15,7 @@ from disttest.testing import World
 from ..private import private
 from .models import Graphs
 
-pytestmark = [pytest.mark.world_size(1, 2), pytest.mark.backend("gloo")]
+pytestmark = [pytest.mark.world_size(1, 2), pytest.mark.backend("gloo"), pytest.mark.device("cpu")]
 
 
 @pytest.mark.covers("DY-29", "DY-58")

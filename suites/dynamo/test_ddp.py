@@ -16,7 +16,7 @@ from disttest.testing import World
 from . import shim
 from .models import Encoder, FakeDDP, Toy, assert_trains_alike, seeded, tokens, toy_input
 
-pytestmark = [pytest.mark.world_size(2), pytest.mark.backend("gloo")]
+pytestmark = [pytest.mark.world_size(2), pytest.mark.backend("gloo"), pytest.mark.device("cpu")]
 
 
 class Checkpointed(nn.Module):

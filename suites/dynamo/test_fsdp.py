@@ -24,7 +24,7 @@ from ..private import private
 from . import shim
 from .models import Encoder, Graphs, Toy, seeded, tokens, toy_input
 
-pytestmark = [pytest.mark.world_size(1, 2), pytest.mark.backend("gloo")]
+pytestmark = [pytest.mark.world_size(1, 2), pytest.mark.backend("gloo"), pytest.mark.device("cpu")]
 
 
 def _fsdp(world: World, model: nn.Module, wrap: Any = None, **kwargs: Any) -> FullyShardedDataParallel:

@@ -19,6 +19,7 @@ from .models import Encoder, FakeDDP, Toy, assert_trains_alike, seeded, tokens, 
 pytestmark = [
     pytest.mark.world_size(1),
     pytest.mark.backend("gloo"),
+    pytest.mark.device("cpu"),
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(shim.missing_compiler()), reason=shim.missing_compiler() or "-"),

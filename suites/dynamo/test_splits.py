@@ -17,7 +17,7 @@ from disttest.testing import World
 from . import shim
 from .models import Custom, FakeDDP, Graphs, Toy, seeded, toy_input
 
-pytestmark = [pytest.mark.world_size(1), pytest.mark.backend("gloo")]
+pytestmark = [pytest.mark.world_size(1), pytest.mark.backend("gloo"), pytest.mark.device("cpu")]
 
 
 def _ddp(model: nn.Module, megabytes: float) -> DistributedDataParallel:

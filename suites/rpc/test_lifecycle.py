@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,13 +29,12 @@ def _by_file(world: World) -> str:
 
 def _by_tcp(world: World) -> str:
     port = exchange(world, _free_port() if world.is_first else None)[0]
-    return f"tcp://127.0.0.1:{port}"
+    # The first rank may be on another node.
+    return f"tcp://{os.environ['MASTER_ADDR']}:{port}"
 
 
 def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("", 0)) as server:
         return int(server.getsockname()[1])
 
 
@@ -219,8 +220,7 @@ def test_call_in_flight_fails_when_its_rank_leaves(world: World) -> None:
 @pytest.mark.usefixtures("own_store")
 def test_group_grows_and_shrinks(world: World) -> None:
     """Without a world size, agents come one after another, hear of each other, and may leave."""
-    method = exchange(world, f"tcp://127.0.0.1:{_free_port()}" if world.is_first else None)[0]
-    options = Options(init_method=method)
+    options = Options(init_method=_by_tcp(world))
     for rank in range(world.size):
         if world.rank == rank:
             rpc.init_rpc(worker(rank), rank=rank, rpc_backend_options=options)

@@ -75,6 +75,7 @@ def test_broadcast_objects(world: World) -> None:
 
 
 @pytest.mark.world_size(min=2)
+@pytest.mark.needs("messages")
 def test_ring(world: World) -> None:
     """Each rank sends to the next and receives from the one before."""
     received = torch.empty(4, device=world.device)
