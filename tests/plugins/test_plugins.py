@@ -407,6 +407,37 @@ def test_pytest_timeout(lab: Lab) -> None:
     assert limits["test_off[2xgloo]"] > 1_000_000
 
 
+LIMITED_HERE = """
+    import threading
+    import pytest
+
+    def test_hangs():
+        threading.Event().wait()
+
+    @pytest.mark.timeout(method="thread")
+    def test_hangs_with_a_mark():
+        threading.Event().wait()
+
+    @pytest.mark.timeout(1)
+    def test_hangs_for_its_own_limit():
+        threading.Event().wait()
+"""
+
+
+@pytest.mark.plugins("pytest-timeout")
+@pytest.mark.parametrize("of_plugin", ["", "[pytest]\ntimeout = 500\n"])
+def test_the_limit_of_the_run_ends_ordinary_tests_beside_pytest_timeout(lab: Lab, of_plugin: str) -> None:
+    (lab.folder / "pytest.ini").write_text(of_plugin)
+    lab.write(test_limited=LIMITED_HERE)
+
+    ended = lab.run("test_limited.py", "--timeout", "2", "--deadline", "60")
+
+    messages = {test.test.name: test.final.message for test in ended.run.tests}
+    assert "timed out after 2 s in call" in messages["test_hangs"], ended.output
+    assert "timed out after 2 s in call" in messages["test_hangs_with_a_mark"]
+    assert "Timeout (>1.0s) from pytest-timeout" in messages["test_hangs_for_its_own_limit"]
+
+
 # --- one result a test
 
 MIXED = """

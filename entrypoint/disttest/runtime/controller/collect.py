@@ -17,7 +17,7 @@ from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
 from disttest.outgoing import outgoing, shorten
 from disttest.plugin_manager import plugin_manager
-from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
+from disttest.runtime.controller.expand import closest_mark, collected_as, limit_mark, shape_of
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.wanted_worlds import (
     OwnWorld,
@@ -123,9 +123,8 @@ def _isolation(
 
 
 def _timeout_s(item: pytest.Item, options: RunOptions, world: OwnWorld | None) -> float:
-    mark = closest_mark(item, "timeout")
-    # pytest-timeout has marks without a limit: `timeout(method="thread")`.
-    if mark is None or (mark.kwargs and not mark.args and "timeout" not in mark.kwargs):
+    mark = limit_mark(item)
+    if mark is None:
         # An option that the user gave outweighs the limits of plugins and classes. It does not outweigh a
         # mark.
         asked = "timeout" in options.given

@@ -70,6 +70,14 @@ def closest_mark(node: Any, name: str) -> pytest.Mark | None:
     return found
 
 
+def limit_mark(item: pytest.Item) -> pytest.Mark | None:
+    """Return the ``timeout`` mark that limits the item."""
+    mark = closest_mark(item, "timeout")
+    # pytest-timeout has marks without a limit: `timeout(method="thread")`.
+    has_none = mark is not None and mark.kwargs and not mark.args and "timeout" not in mark.kwargs
+    return None if has_none else mark
+
+
 def shape_of(item: pytest.Item) -> WorldShape | None:
     """Return the world for which an item was created; None for an ordinary test."""
     made = item.stash.get(_MADE, None)

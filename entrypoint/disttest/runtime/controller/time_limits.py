@@ -19,7 +19,7 @@ from disttest.clock import monotonic
 from disttest.host.descendants import end_new_children, started_children
 from disttest.limits import CLEAN_UP_S, NO_LIMIT_S, RENDERING_LEAST_S, RENDERING_NEXT_S, RENDERING_S
 from disttest.model import TestCase
-from disttest.runtime.controller.expand import closest_mark
+from disttest.runtime.controller.expand import limit_mark
 from disttest.runtime.messages.raised import describe_raised
 from disttest.runtime.rank.bridge import expected_failure, raised_in
 
@@ -62,6 +62,11 @@ class TimeLimits:
         self._began_s = monotonic()
         with self._limited(item, "teardown"):
             return (yield)
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
+        """Stop pytest-timeout from limiting a test that is limited here."""
+        return None if self._is_of_another(item) else True
 
     def forgive(self, seconds: float) -> None:
         """Do not count this time of the running test."""
@@ -136,7 +141,9 @@ class TimeLimits:
         # pytest-timeout uses the same signal, so only one of the two may be active for a test.
         if not item.config.pluginmanager.hasplugin("timeout"):
             return False
-        return not self._asked or closest_mark(item, "timeout") is not None
+        # There it keeps the limit of its option, setting or variable (pytest-timeout 2.4).
+        for_all = getattr(item.config, "_env_timeout", None)
+        return limit_mark(item) is not None or bool(for_all and not self._asked)
 
 
 class _RenderingTookTooLong(KeyboardInterrupt):
