@@ -211,7 +211,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         given = {"config": config, "options": run.options, "host": run.host}
         plugin_manager().call("disttest_modify_tests", items=items, **given)
     repeat_each(items, run.options.repeat)
-    if orders.order_of(config).is_supervised or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
+    if config.stash[ASKED] or any(map(run.needs_ranks, items)):
         # pytest allows two tests of one id, and a journal has one result for each id.
         make_ids_unique(items)
     run.keep_selected(items)
@@ -336,11 +336,12 @@ def pytest_sessionfinish_begins(session: pytest.Session) -> Iterator[None]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Close the journal and collect garbage one last time."""
     run = session.config.stash.get(RUN, None)
     if run is not None:
-        run.close(session, int(exitstatus))
+        # A hook of a conftest or another plugin may have replaced the status that this hook was called with.
+        run.close(session, int(session.exitstatus))
     if orders.order_of(session.config).is_supervised:
         # pytest is about to collect garbage several times, to find errors in objects that tests have left. Once finds
         # all of them among torch's objects: https://github.com/pytest-dev/pytest/pull/12958. The interpreter's last

@@ -501,3 +501,24 @@ def test_what_ranks_share_is_not_looked_through_for_garbage_by_any_of_them(lab):
     for start in (Lab(lab.folder).run, lab.pytest):
         ended = start("test_shares.py", PYTHONPATH=f"{lab.folder}:{lab.environ.get('PYTHONPATH', '')}")
         assert ended.exit_code == 0, ended.output
+
+
+@pytest.mark.parametrize("way", ["command", "pytest"])
+def test_the_status_that_a_hook_sets_at_the_end_counts(lab, way):
+    lab.write(
+        conftest="""
+        def pytest_sessionfinish(session):
+            session.exitstatus = 1  # unused snapshots, say
+    """,
+        test_good="""
+        import pytest
+
+        @pytest.mark.world_size(2)
+        def test_good(world):
+            pass
+    """,
+    )
+
+    ended = lab.run("test_good.py") if way == "command" else lab.pytest("test_good.py")
+
+    assert ended.exit_code == 1, ended.output

@@ -265,6 +265,29 @@ HOOKS = """
 """
 
 
+def test_a_check_at_the_end_of_a_ranks_session_fails_the_run(lab):
+    lab.write(
+        conftest="""
+        import os
+
+        def pytest_sessionfinish(session):
+            if os.environ.get("RANK") == "1":
+                session.exitstatus = 3
+    """,
+        test_good="""
+        def test_good():
+            pass
+    """,
+    )
+
+    ended = lab.run("run", "test_good.py", "--spmd", "2")
+
+    assert ended.exit_code == 1, ended.output
+    assert (
+        "rank 1 of 2 exited with code 3 after it had finished the test" in ended.result("test_good").message
+    )
+
+
 def test_hooks_of_conftests_run_in_each_rank_and_nowhere_else(lab):
     """As under torchrun; the failure of rank 1 is followed by a new world, whose sessions still know of it."""
     lab.write(

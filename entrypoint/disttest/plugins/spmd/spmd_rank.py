@@ -62,13 +62,15 @@ class SuiteSession:
         if report.failed and not hasattr(report, "wasxfail"):
             self._session.testsfailed += 1
 
-    def finish(self) -> None:
-        """Call the ``pytest_sessionfinish`` hooks of conftest files."""
+    def finish(self) -> int:
+        """Call the ``pytest_sessionfinish`` hooks of conftest files; return the exit code that they set, or 0."""
         manager = self._session.config.pluginmanager
         others = [plugin for plugin in manager.get_plugins() if not is_conftest(plugin)]
         status = pytest.ExitCode.TESTS_FAILED if self._session.testsfailed else pytest.ExitCode.OK
         self._session.exitstatus = status
         manager.subset_hook_caller(_FINISH, others)(session=self._session, exitstatus=status)
+        # The controller knows of failed tests, and not of a check at the end of this session.
+        return int(self._session.exitstatus) if self._session.exitstatus != status else 0
 
 
 def serve_spmd(
@@ -105,9 +107,9 @@ def serve_spmd(
         spec, channel, session, run, silences=lambda plugin: not is_conftest(plugin) and plugin is not suite
     )
     # After the tear-down of the last fixtures, as in pytest, and in each rank, as under torchrun.
-    suite.finish()
+    code = suite.finish()
     save()
-    leave(0)
+    leave(code)
 
 
 def _refuse_world() -> NoReturn:
