@@ -64,6 +64,8 @@ RENDERING_S = 10.0
 """Time for a rank to render the report of a failure, which calls ``repr()`` of the test's objects."""
 RENDERING_LEAST_S = 2.0
 """Least time for rendering, for an ordinary test that has used up its own limit."""
+OWN_TEAR_DOWN_S = 2.0
+"""Least time for the tear-down of a rank that failed; its peers may wait for it in vain."""
 RENDERING_NEXT_S = 1.0
 """Time to render each further value after the limit has passed."""
 CLEAN_UP_S = 5.0

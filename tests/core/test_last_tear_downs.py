@@ -91,6 +91,27 @@ PEERS = """
 """
 
 
+OWN = """
+    import time
+    from pathlib import Path
+
+    import pytest
+
+    @pytest.fixture
+    def server(request):
+        yield
+        time.sleep(0.8)  # longer than peers get after a failure
+        Path(f"{request.node.name}-stopped").touch()
+        assert 0, "leaked"
+
+    @pytest.mark.world_size(2)
+    def test_expected(world, server):
+        pytest.xfail("here")
+
+    @pytest.mark.world_size(2)
+    def test_failed(world, server):
+        assert world.rank == 0
+"""
 QUIET = """
     import threading
     import time
@@ -137,7 +158,7 @@ STUCK = """
 @pytest.fixture(scope="module")
 def ended(module_lab):
     files = {f"test_{how.replace(' ', '_')}": suite(*parts) for how, parts in ENDS.items()}
-    files |= {"test_failed": suite("audit", "", "assert not 'here'"), "test_peers": PEERS}
+    files |= {"test_failed": suite("audit", "", "assert not 'here'"), "test_peers": PEERS, "test_own": OWN}
     files |= {"test_quiet": QUIET, "test_ended": STUCK}
     return module_lab.write(**files).run(".")
 
@@ -156,6 +177,13 @@ def test_a_fixture_that_fails_as_the_world_ends_is_an_error_of_the_last_test(end
 def test_it_is_a_note_of_a_test_that_has_failed_already(ended):
     assert "here" in ended.result("test_failed.py::test_first[2xgloo]").message
     assert [each for each in ended.run.notes if "test_failed.py" in each and "the audit found" in each]
+
+
+def test_a_rank_that_failed_may_tear_down(ended):
+    expected = ended.result("test_own.py::test_expected[2xgloo]")
+    assert Outcome.ERROR is expected.outcome
+    assert "leaked" in expected.message
+    assert [*ended.results.parent.glob("test_failed*-stopped")]
 
 
 def test_a_fixture_that_misses_its_peer_after_an_expected_failure_says_nothing(ended):

@@ -9,7 +9,14 @@ import msgspec
 
 from disttest.clock import monotonic
 from disttest.host.process import Exit, signal_name
-from disttest.limits import CONSEQUENCE_WAIT_S, MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S, RENDERING_LEAST_S
+from disttest.limits import (
+    CONSEQUENCE_WAIT_S,
+    MAIN_CANCEL_S,
+    MAIN_MARGIN_S,
+    NO_LIMIT_S,
+    OWN_TEAR_DOWN_S,
+    RENDERING_LEAST_S,
+)
 from disttest.model import (
     FEW_RANKS,
     Collective,
@@ -153,6 +160,18 @@ class RankProgress:
         finished = self.done is not None and (self.done.exit_code is None or self.done.stays)
         # A rank that announced an exit code is over only when its process has ended with it.
         return finished or self.death is not None or bool(self.lost) or self.killed
+
+    @property
+    def busy_until_s(self) -> float:
+        """End of the time for its own failure: to render the report, then to tear down; 0 if it has none or is over."""
+        if self.is_over:
+            return 0.0
+        if self.rendering is not None:
+            return self.rendering_since_s + RENDERING_LEAST_S
+        report = self.verdict_report
+        # The tear-down of a rank that lost a peer most likely waits for it.
+        has_failed = report is not None and report.outcome.is_failure and not is_consequence(report.message)
+        return report.ended_at_s + OWN_TEAR_DOWN_S if report and has_failed else 0.0
 
     @property
     def died(self) -> bool:
@@ -503,10 +522,8 @@ class Attempt:
         # With a fixed period of 0.3 s, 64 ranks that failed the same assertion were reported as one culprit
         # and 63 victims.
         since_s = failed_s if len(self.ranks) <= FEW_RANKS else max(failed_s, self.reported_s)
-        # Ranks that have failed as well render their reports: on a busy machine this takes longer than the grace period.
-        busy = (rank for rank in self.ranks if rank.rendering is not None and not rank.is_over)
-        rendered_s = [rank.rendering_since_s + RENDERING_LEAST_S for rank in busy]
-        return max([since_s + grace_s, *rendered_s])
+        # Ranks that have failed as well render their reports and tear down, which takes longer than the grace period.
+        return max([since_s + grace_s, *(rank.busy_until_s for rank in self.ranks)])
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` can become true through time alone."""

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from disttest.host.process import Exit
-from disttest.limits import CONSEQUENCE_WAIT_S, RENDERING_LEAST_S
+from disttest.limits import CONSEQUENCE_WAIT_S, OWN_TEAR_DOWN_S, RENDERING_LEAST_S
 from disttest.model import Outcome, RankEnd, TestCase
 from disttest.results.rulings import RankState, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
@@ -261,6 +261,7 @@ def test_each_report_starts_the_grace_period_again_in_a_large_world_only(clock, 
     attempt = attempt_of(size)
     for rank, clock.now_s in enumerate((1.0, 1.2)):
         attempt.take_report(rank, ended("call", Outcome.FAILED, clock.now_s))
+        attempt.of(rank).done = TestDone()
 
     assert over_s == pytest.approx(1.25 + attempt.next_check_s(1.25, 0.3))
     assert not attempt.overdue(over_s - 0.01, 0.3)
@@ -286,6 +287,7 @@ def test_a_lost_peer_gives_the_others_more_time_than_a_failure():
     assert attempt.failed_s is None
 
     attempt.take_report(1, ended("call", Outcome.FAILED, 2.0))
+    attempt.of(1).done = TestDone()
     assert attempt.overdue(2.5, 0.3)
 
 
@@ -322,10 +324,13 @@ def test_a_rank_that_has_failed_too_has_time_to_render_its_report(clock):
     clock.now_s = 1.1
     attempt.take_report(1, msgspec.structs.replace(ended("call", Outcome.FAILED), unrendered=True))
     attempt.take_report(0, ended("call", Outcome.FAILED))
+    attempt.of(0).done = TestDone()
 
     assert pytest.approx(1.1 + RENDERING_LEAST_S) == 1.1 + attempt.next_check_s(1.1, 0.3)
     assert not attempt.overdue(3.0, 0.3)
     assert attempt.overdue(3.2, 0.3)
 
-    attempt.take_report(1, ended("call", Outcome.FAILED))
+    attempt.take_report(1, ended("call", Outcome.FAILED, 1.2))
+    assert pytest.approx(1.2 + OWN_TEAR_DOWN_S) == 1.2 + attempt.next_check_s(1.2, 0.3)
+    attempt.of(1).done = TestDone()
     assert attempt.overdue(1.4, 0.3)
