@@ -70,6 +70,31 @@ def test_cancel_writes_reports_and_leaves_nothing(lab, name):
     assert (ended.results / "summary.md").exists()
 
 
+def test_under_nohup_a_run_outlives_its_terminal(lab):
+    lab.write(
+        test_waits="""
+        import pathlib, time, pytest
+
+        @pytest.mark.world_size(2)
+        def test_waits(world):
+            pathlib.Path(f"up{world.rank}").touch()
+            while not pathlib.Path("go").exists():
+                time.sleep(0.01)
+    """
+    )
+    process = lab.start("run", "test_waits.py", wrapper=("setsid", "nohup"))
+    deadline = time.monotonic() + 60
+    while len(list(lab.folder.glob("up*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+    os.killpg(process.pid, signal.SIGHUP)
+    (lab.folder / "go").touch()
+    ended = finish(lab, process)
+
+    assert 0 == ended.exit_code, ended.output
+
+
 HANDLES_SIGTERM = """
     import os, signal
 

@@ -24,7 +24,8 @@ import select
 import selectors
 import signal
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from disttest.clock import monotonic
 
@@ -106,6 +107,14 @@ def _limit_s(timeout_s: float, until_s: float) -> float | None:
     return None if math.isinf(limit_s) else min(max(0.0, limit_s), _LONGEST_WAIT_S)
 
 
+def catch(signum: int, handler: Callable[[int, FrameType | None], None]) -> Any:
+    """Set the handler of a signal, and return the previous one. SIGHUP stays ignored under nohup."""
+    before = signal.getsignal(signum)
+    if signum != signal.SIGHUP or before is not signal.SIG_IGN:
+        signal.signal(signum, handler)
+    return before
+
+
 class NotedSignals:
     """Signals of this process as bytes in a pipe."""
 
@@ -119,7 +128,7 @@ class NotedSignals:
         # set first, so that every signal with a handler is recorded
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for signum in signums:
-            signal.signal(signum, lambda *_: None)
+            catch(signum, lambda *_: None)
 
     def fileno(self) -> int:
         """Return the descriptor that is readable once a signal has arrived."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from disttest.errors import UsageError
+from disttest.host.event_loop import catch
 from disttest.limits import TICK_S
 from disttest.options.environment import environment
 from disttest.options.registry import RUN_OPTIONS
@@ -47,7 +48,7 @@ def new_folder(path: Path) -> Path:
 def cancel_in_order() -> None:
     """Let the signals that end this process raise :class:`KeyboardInterrupt`, so that it can clean up."""
     for number in _ENDING:
-        signal.signal(number, _cancel)
+        catch(number, _cancel)
 
 
 def _cancel(*_: object) -> NoReturn:
@@ -90,7 +91,7 @@ def run_child(argv: Sequence[str], folder: Path, environ: Mapping[str, str], out
     """
     # An exception from a handler while Popen starts the program would leave the program running.
     noted: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: noted.append(got)) for number in _ENDING}
+    before = {number: catch(number, lambda got, _: noted.append(got)) for number in _ENDING}
     try:
         with output.open("wb") as file:
             # The output goes into a file, so a prompt would wait unseen. Without an input a breakpoint fails

@@ -23,6 +23,7 @@ from msgspec import structs
 from disttest.errors import EngineError
 from disttest.extras.container.engine import engine_errors, explain
 from disttest.extras.container.limits import CONTAINER_DRAIN_S, CONTAINER_KILL_S, CONTAINER_STOP_S
+from disttest.host.event_loop import catch
 from disttest.model import Frozen
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -61,7 +62,7 @@ class SignalSwitch:
 def catch_signals() -> Iterator[SignalSwitch]:
     """Catch signals within the context; restore the previous handlers afterwards."""
     switch = SignalSwitch()
-    before = {signum: signal.signal(signum, switch.handle) for signum in FORWARDED}
+    before = {signum: catch(signum, switch.handle) for signum in FORWARDED}
     try:
         yield switch
     finally:
