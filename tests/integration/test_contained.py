@@ -347,3 +347,38 @@ def test_verdicts_are_the_same_contained_or_not(lab):
     assert len(plain.run.tests) == 13
     assert outcomes(plain) == outcomes(contained) == outcomes(hazard)
     assert "forking is unsafe here" in hazard.output
+
+
+COMPILES = """
+    import pathlib, subprocess, sys, pytest
+
+    # As torch's compiler does where triton is installed.
+    SCRIPT = pathlib.Path(__file__).parent / "torch" / "_inductor" / "compile_worker" / "__main__.py"
+    compilers = []
+
+    def start():
+        compilers.append(subprocess.Popen([sys.executable, SCRIPT], stdin=subprocess.PIPE))
+
+    def test_starts_the_compiler():
+        start()
+
+    def test_compiles_with_it():
+        assert compilers[0].poll() is None
+
+    @pytest.mark.world_size(2)
+    def test_compiles_in_ranks(world):
+        start()
+"""
+
+
+def test_the_workers_of_torchs_compiler_live_on_and_are_no_leftovers(lab):
+    script = lab.folder / "torch" / "_inductor" / "compile_worker" / "__main__.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("import sys, time\nsys.stdin.read()\ntime.sleep(600)\n")
+
+    ended = lab.write(test_compiles=COMPILES).run("--isolate-files", "test_compiles.py")
+
+    assert ended.exit_code == 0, ended.output
+    assert not any("left a process" in note for note in ended.run.notes), ended.run.notes
+    notes = [note for test in ended.run.tests for note in test.final.notes]
+    assert not any("process" in note for note in notes), notes

@@ -20,6 +20,8 @@ from disttest.limits import KILL_S
 # Their command lines end with `-c from multiprocessing.resource_tracker import main;main(9)`, and so on.
 _TRACKER, _SERVER = "multiprocessing.resource_tracker", "multiprocessing.forkserver"
 """Processes that Python starts once and keeps. They do not count as leaked."""
+_COMPILER = "/_inductor/compile_worker/"
+"""torch's compiler starts it once, and fails without it: ``torch/_inductor/compile_worker/subproc_pool.py``."""
 _SHOWN = 80
 """Length of a command line in a message, in characters."""
 
@@ -144,10 +146,11 @@ def started_children() -> set[int]:
 
 
 def _pool_workers() -> set[int]:
-    """Return the workers of multiprocessing pools."""
+    """Return the workers of multiprocessing pools, and of torch's compiler."""
     # They end with this process in any case. A pool that loses a worker while it waits for work can never be closed.
     children = multiprocessing.active_children()
-    return {child.pid for child in children if "PoolWorker" in child.name and child.pid}
+    workers = {child.pid for child in children if "PoolWorker" in child.name and child.pid}
+    return workers | set(filter(is_compiler, forked_children()))
 
 
 def is_helper(pid: int) -> bool:
@@ -156,6 +159,19 @@ def is_helper(pid: int) -> bool:
     return _is_called(pid, _TRACKER) or (
         _is_called(pid, _SERVER) and not _is_called(_parent_of(pid), _SERVER)
     )
+
+
+def is_compiler(pid: int) -> bool:
+    """Return whether torch's compiler started this process: one for each process that compiles, and workers below it."""
+    return _is_called(pid, _COMPILER)
+
+
+def _would_stay(pid: int) -> bool:
+    """Whether a process is not ending, and does not end with the process that started it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # The kernel frees the memory of a process that ends, with its command line, before it counts as ended.
+        return bool(psutil.Process(pid).cmdline()) and not (is_helper(pid) or is_compiler(pid))
+    return False
 
 
 def _is_called(pid: int, name: str) -> bool:
@@ -202,7 +218,7 @@ def name_strays(pids: Iterable[int], began: Sequence[tuple[str, float]]) -> tupl
         began: each test of the world with its start on the monotonic clock, in order.
     """
     named = []
-    for pid in [pid for pid in sorted(pids) if not is_helper(pid)][:_MOST_NAMED]:
+    for pid in [*filter(_would_stay, sorted(pids))][:_MOST_NAMED]:
         try:
             started_s = monotonic() - age_of(pid)
             process = f"{pid} ({shown_command(pid)})"

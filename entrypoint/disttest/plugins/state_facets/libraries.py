@@ -17,6 +17,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
+from disttest.host.descendants import is_compiler
 from disttest.host.proc import forked_children, has_children, is_alive
 from disttest.plugins.state_facets.interpreter import in_place, never
 from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
@@ -68,13 +69,13 @@ def _restore_level(name: str, then: Any) -> bool:
 
 
 def _children() -> Values:
-    """Living children, except multiprocessing's resource tracker."""
+    """Living children, except multiprocessing's resource tracker and torch's compiler."""
     # The usual case.
     if not has_children():
         return {}
     helper = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     living = (pid for pid in forked_children() if pid != helper and is_alive(pid))
-    return {f"{pid} ({_command(pid)})": pid for pid in living}
+    return {f"{pid} ({_command(pid)})": pid for pid in living if not is_compiler(pid)}
 
 
 def _command(pid: int) -> str:
