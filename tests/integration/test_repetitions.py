@@ -74,3 +74,61 @@ def test_each_runs_so_often_and_the_failed_one_runs_alone_afterwards(lab):
     stopped = lab.run("run", "test_suite.py", "-k", "file_is_there", "--repeat", "until-fail")
     assert 100 == len(stopped.run.tests)
     assert [Outcome.FAILED, Outcome.NOT_RUN] == [outcome.final.outcome for outcome in stopped.run.tests][:2]
+
+
+REPEATS = """
+    from _pytest.runner import runtestprotocol
+
+    # As pytest-rerunfailures 16.1: an attempt that is repeated has no report of its tear-down.
+    def pytest_runtest_protocol(item, nextitem):
+        where = {"nodeid": item.nodeid, "location": item.location}
+        is_again = True
+        while is_again:
+            is_again = False
+            item.ihook.pytest_runtest_logstart(**where)
+            for report in runtestprotocol(item, nextitem=nextitem, log=False):
+                is_again = report.failed
+                report.outcome = "rerun" if is_again else report.outcome
+                item.ihook.pytest_runtest_logreport(report=report)
+                if is_again:
+                    break
+            item.ihook.pytest_runtest_logfinish(**where)
+        return True
+"""
+
+
+def test_a_repeated_attempt_without_a_tear_down_is_an_attempt(lab):
+    lab.write(
+        conftest=REPEATS,
+        test_flaky="""
+        tried = []
+
+        def test_flaky():
+            tried.append(1)
+            assert len(tried) == 2
+    """,
+    )
+
+    ended = lab.run("test_flaky.py")
+
+    assert ended.exit_code == 0, ended.output
+    (test,) = ended.run.tests
+    assert [Outcome.FAILED, Outcome.PASSED] == [attempt.outcome for attempt in test.attempts]
+
+
+def test_a_setting_alone_loses_no_test_that_has_the_id_of_another_one(lab):
+    lab.write(
+        conftest="""
+        def pytest_collection_modifyitems(items):
+            items *= 3  # as pytest-flakefinder does
+    """,
+        test_plain="""
+        def test_plain():
+            pass
+    """,
+    )
+
+    ended = lab.pytest("test_plain.py")
+
+    assert "3 passed" in ended.output
+    assert len(ended.run.tests) == 3

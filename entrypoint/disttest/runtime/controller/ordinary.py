@@ -94,14 +94,15 @@ class OrdinaryTests:
             self._recorder.test_started(nodeid, attempt=self._attempts[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the report of a phase; tear-down is the last one."""
-        if report.nodeid not in self._tests:
-            return
-        reports = self._reports.setdefault(report.nodeid, [])
-        reports.append(report)
-        self._recording.add_report(report)
-        if report.when == "teardown":
-            self._judge(report.nodeid)
+        """Keep the report of a phase."""
+        if report.nodeid in self._tests:
+            self._reports.setdefault(report.nodeid, []).append(report)
+            self._recording.add_report(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Judge an attempt. pytest-rerunfailures 16.1 reports no tear-down of one that it repeats."""
+        if nodeid in self._reports:
+            self._judge(nodeid)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
