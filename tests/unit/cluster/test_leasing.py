@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
 from fake_scheduler import FakeScheduler
 
+from disttest.extras.cluster.client.cluster_session import _conclude
 from disttest.extras.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
 from disttest.extras.cluster.client.job_recorder import JobRecorder
 from disttest.extras.cluster.client.leasing import LeaseConductor
@@ -30,7 +31,7 @@ from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestRe
 from disttest.options.run import RunOptions
 from disttest.results.directory import Home
 from disttest.results.durations import read_timings
-from disttest.results.events import AnyEvent, Event, TestCollected, TestFinished, TestStarted
+from disttest.results.events import AnyEvent, Event, RunFinished, TestCollected, TestFinished, TestStarted
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.runtime.messages.protocol import Message
@@ -79,8 +80,22 @@ def finished(name: str, *, attempt: int = 1, bad: bool = False, again: bool = Fa
     return TestFinished(at_s=6.0, result=result, again=again)
 
 
+class NeverStops:
+    """The client has no reason to end the run."""
+
+    signal = None
+
+    def __call__(self) -> str:
+        return ""
+
+
 def run_of(folder: Path, *events: Event, end: JobOutcome | None = None) -> RunResult:
     """What becomes of a lease whose node writes these events, and then says that it is done (or ends like that)."""
+    return leased(folder, *events, end=end)[0]
+
+
+def leased(folder: Path, *events: Event, end: JobOutcome | None = None) -> tuple[RunResult, JobRecorder]:
+    """The same, with the recorder."""
 
     def answer(_node: int, order: ToNode) -> Sequence[Message]:
         if not isinstance(order, TakeJob):
@@ -97,7 +112,7 @@ def run_of(folder: Path, *events: Event, end: JobOutcome | None = None) -> RunRe
     conductor = LeaseConductor(JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: 0.0))
     conduct(FakeScheduler(answer, end=end).start(JOB), conductor, lambda: "")
     journal.close()
-    return fold(read_events(folder / FILE_NAME))
+    return fold(read_events(folder / FILE_NAME)), recorder
 
 
 def attempts(run: RunResult, name: str) -> list[tuple[Outcome, str]]:
@@ -120,6 +135,15 @@ def test_attempts_of_the_node_are_attempts_of_the_run(tmp_path: Path) -> None:
     assert ["j1.w1", "j1.w2"] == [each.world_id for each in run.flaky[0].attempts]
     kept = [e for e in read_events(tmp_path / FILE_NAME) if isinstance(e, TestFinished)]
     assert [True, False, False] == [event.again for event in kept]
+
+
+def test_a_node_that_ends_early_without_a_bad_result_ends_the_run_early(tmp_path: Path) -> None:
+    not_run = TestFinished(at_s=6.0, result=TestResult(nodeid="two", outcome=Outcome.NOT_RUN))
+    end = RunFinished(at_s=7.0, exit_code=2, reason="budget used")
+
+    run, recorder = leased(tmp_path, started("one"), finished("one"), not_run, end)
+
+    assert (2, "budget used") == _conclude(run, cast("Any", NeverStops()), recorder)
 
 
 def test_an_unreadable_line_of_a_nodes_journal_is_noted(tmp_path, monkeypatch) -> None:

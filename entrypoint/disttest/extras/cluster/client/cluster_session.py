@@ -39,7 +39,7 @@ from disttest.options.run import RunOptions
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
 from disttest.reports.text import count
-from disttest.results.conclusion import Conclusion, Facts, conclude, facts_of
+from disttest.results.conclusion import Conclusion, Facts, conclude, facts_of, join_exit_codes
 from disttest.results.directory import ResultsDirectory
 from disttest.results.events import CollectionFailed, RunFinished, RunStarted, TestCollected
 from disttest.results.fold import RunResult, fold
@@ -379,7 +379,14 @@ def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
 def _conclude(run: RunResult, stop: _Stop, recorder: JobRecorder) -> Conclusion:
     if recorder.lost and stop.signal is None:
         return Conclusion(ExitCode.INFRASTRUCTURE, recorder.lost)
-    return conclude(_facts(run, stop))
+    facts = _facts(run, stop)
+    conclusion = conclude(facts)
+    if facts.signal or facts.deadline:
+        return conclusion  # and the nodes were cancelled
+    # A node may have ended early without a bad result: on a test's request, or for a plugin that failed.
+    ends = [conclusion, *recorder.ends]
+    code = join_exit_codes((end.exit_code for end in ends), something_ran=True)
+    return next((end for end in ends if end.exit_code == code), conclusion)
 
 
 def _facts(run: RunResult, stop: _Stop) -> Facts:

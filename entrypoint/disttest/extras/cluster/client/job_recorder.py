@@ -11,6 +11,7 @@ import msgspec
 from disttest.errors import JournalError
 from disttest.model import TestResult
 from disttest.reports.text import rank_tag
+from disttest.results.conclusion import Conclusion
 from disttest.results.directory import Home
 from disttest.results.events import Event
 from disttest.results.journal import EventWriter, Journal, end_for_want_of_room
@@ -26,6 +27,8 @@ class JobRecorder(EventWriter):
         self._tell = tell
         # Reentrant: an event and its line on the terminal belong together.
         self._lock = threading.RLock()
+        self.ends: list[Conclusion] = []
+        """How the run of each node that leased tests has ended."""
         self.lost = ""
         """The reason why results cannot be written any more, so that the run must end; empty while they can."""
 

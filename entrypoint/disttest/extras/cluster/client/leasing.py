@@ -11,6 +11,7 @@ from disttest.extras.cluster.client.node_verdict import check_lease_result
 from disttest.extras.cluster.protocol.launcher import JobOutcome
 from disttest.extras.cluster.protocol.wire import FromNode, JournalLine
 from disttest.model import TestCase, TestResult
+from disttest.results.conclusion import Conclusion
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
@@ -74,8 +75,9 @@ class LeaseConductor(Conductor):
             case CollectionFailed():
                 self._recorder.event(event)
             # Not an event of the merged journal: the client records the end of the whole run.
-            case RunFinished(reason=reason):
+            case RunFinished(reason=reason, exit_code=code):
                 self._reason = reason
+                self._recorder.ends.append(Conclusion(code, reason))
             case _:
                 pass
 
