@@ -95,3 +95,22 @@ def test_what_it_asks_to_mask_is_hidden_there_and_in_the_tests(lab: Lab) -> None
     assert ended.exit_code == 1, ended.output
     assert "add-mask::***" in ended.output
     assert "hunter22" not in ended.output + (ended.results / "junit.xml").read_text()
+
+
+@pytest.mark.slow("two pytest processes with ranks")
+def test_servers_that_the_script_starts_serve_every_pytest_process_of_the_run(lab: Lab) -> None:
+    lab.write(
+        test_served="""
+        import os, pathlib
+
+        def test_served():
+            os.kill(int(pathlib.Path("server").read_text()), 0)
+    """
+    )
+    (lab.folder / "set_up.sh").write_text("sleep 600 > /dev/null 2>&1 &\necho $! > server\n")
+
+    ended = lab.run("run", "test_served.py", "--spmd", "1,2", "--setup", "set_up.sh")
+
+    assert ended.exit_code == 0, ended.output
+    assert len(ended.run.tests) == 2
+    assert not is_alive(int((lab.folder / "server").read_text()))

@@ -22,7 +22,7 @@ import disttest
 from disttest.clock import monotonic
 from disttest.errors import ExitCode, JournalError, PluginError
 from disttest.host.compute_threads import asked_threads, single_threaded
-from disttest.host.descendants import kill_descendants
+from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.oom import Shortage
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
@@ -177,14 +177,18 @@ def run_supervised(
     watch = Watch(journal.path, view, journal.now)
     until_s = monotonic() + options.deadline if options.deadline else math.inf
     ends: list[_End] = []
+    # A set-up script may have left servers running for all pytest processes.
+    services = tuple(children_of())
     try:
         # Lazily, because each process gets the time that is left of the deadline.
         for words in _arguments_of(processes, options, until_s):
-            ends.append(_run_one([*argv, *words], order, watch, directory, journal, options.seed, until_s))
+            given = (order, watch, directory, journal, options.seed, until_s, services)
+            ends.append(_run_one([*argv, *words], *given))
             if ends[-1].is_early:
                 break
     finally:
         watch.close()
+        kill_descendants()
     for process in processes[len(ends) :]:
         _append(journal, watch, Noted(at_s=journal.now(), message=f"not run with {process.name}: see above"))
     for message in shortage.notes():
@@ -221,6 +225,7 @@ def _run_one(
     journal: Journal,
     seed: int,
     until_s: float,
+    services: Sequence[int],
 ) -> _End:
     """Run one pytest process until it ends or must be ended; none of its descendants is left on return."""
     board = LeaveBoard()
@@ -235,7 +240,7 @@ def _run_one(
         ending = _Supervisor(child, hold_signals(), watch, board).wait(until_s + DEADLINE_MARGIN_S)
         ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
         # The reaper must outlive this process: it ends the remaining processes if this one is killed.
-        kill_descendants(spare=reaper.pids)
+        kill_descendants(spare=reaper.pids, spare_trees=services)
     finally:
         watch.child_ended()
         board.close()
