@@ -62,7 +62,9 @@ def ask_torch(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
     except (IndexError, msgspec.DecodeError):
         return TorchFacts(error=f"importing torch: the child {child.ended}")
     if len(heard) < 2:
-        return msgspec.structs.replace(facts, error=f"initialising {facts.device_type}: the child {child.ended}")
+        return msgspec.structs.replace(
+            facts, error=f"initialising {facts.device_type}: the child {child.ended}"
+        )
     return facts
 
 

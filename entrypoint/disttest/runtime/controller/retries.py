@@ -21,6 +21,8 @@ from disttest.runtime.messages.protocol import TestJudged
 
 # States of a rank that takes no part in a test.
 _NO_PART = frozenset({RankState.SKIPPED, RankState.NOT_RUN})
+# States of a rank of which nobody knows whether it would have taken part.
+_CUT = frozenset({RankState.ENDED, RankState.ENDED_XFAIL})
 
 
 class _WaitingRetry(NamedTuple):
@@ -163,7 +165,7 @@ def _evasion(failed: TestResult, again: TestResult) -> str:
     for record in again.ranks:
         if (before := ran.get(record.rank)) is None:
             continue
-        if state_of(record) in _NO_PART:
+        if state_of(record) in _NO_PART and state_of(before) not in _CUT:
             return f"passed without rank {record.rank}, which {state_of(record)}"
         if record.outcome is Outcome.XFAILED and not (before.xfail or before.outcome is Outcome.XPASSED):
             return f"failed again, now as expected: {record.message}"

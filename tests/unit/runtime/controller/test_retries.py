@@ -151,6 +151,8 @@ def again(retries, outcome, *records):
     return msgspec.structs.replace(attempt, result=msgspec.structs.replace(attempt.result, ranks=records))
 
 
+CUT = RankRecord(rank=1, end=RankEnd.KILLED)
+"""A rank that was ended because its peer had failed."""
 PASSED, FAILED, SKIPPED, XFAILED = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.XFAILED
 
 
@@ -161,6 +163,7 @@ PASSED, FAILED, SKIPPED, XFAILED = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPP
         (ranks(PASSED, FAILED), ranks(PASSED, SKIPPED), PASSED, "passed without rank 1, which skipped"),
         (ranks(PASSED, FAILED), ranks(PASSED, None), PASSED, "passed without rank 1, which did not run it"),
         (ranks(SKIPPED, FAILED), ranks(SKIPPED, PASSED), PASSED, ""),
+        ((*ranks(FAILED), CUT), ranks(PASSED, SKIPPED), PASSED, ""),
         (ranks(PASSED, FAILED), ranks(XFAILED, XFAILED), XFAILED, "failed again, now as expected: xfailed"),
         (ranks(PASSED, FAILED, xfail=True), ranks(XFAILED, XFAILED), XFAILED, ""),
         (ranks(PASSED, FAILED), ranks(PASSED, FAILED), FAILED, ""),
