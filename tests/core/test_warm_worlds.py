@@ -342,3 +342,55 @@ def test_fixtures_of_a_class_leave_nothing_to_later_tests(lab):
         if any("leaked environment" in note for note in test.final.notes)
     }
     assert {"test_leaks[2xgloo]", "test_leaks_in_call[2xgloo]"} == noted
+
+
+MESHES = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    pytestmark = [pytest.mark.world_size(2), pytest.mark.parametrize("turn", range(2))]
+
+    def multiply(mesh):
+        left, right = (distribute_tensor(torch.ones(4, 4), mesh, [Shard(dim)]) for dim in (0, 1))
+        assert torch.mm(left, right).full_tensor().sum() == 64
+"""
+GROUPS = f"""{MESHES}
+    def test_group_is_left(world, turn):
+        multiply(DeviceMesh.from_group(dist.new_group([0, 1]), "cpu"))
+
+    def test_group_is_destroyed(world, turn):
+        group = dist.new_group([0, 1])
+        multiply(DeviceMesh.from_group(group, "cpu"))
+        dist.destroy_process_group(group)
+"""
+FIXTURE = f"""{MESHES}
+    @pytest.fixture(scope="module")
+    def meshes():
+        return []
+
+    @pytest.fixture
+    def mesh(world, meshes):
+        if not meshes:
+            meshes.append(DeviceMesh.from_group(dist.new_group([0, 1]), "cpu"))
+        return meshes[0]
+
+    def test_of_a_module(world, turn, mesh):
+        multiply(mesh)
+"""
+WORLD = f"""{MESHES}
+    def test_world(world, turn):
+        multiply(init_device_mesh("cpu", (2,)))
+"""
+
+
+def test_a_mesh_is_not_taken_for_an_equal_one_of_an_earlier_test(lab):
+    ended = lab.write(test_groups=GROUPS, test_world=WORLD, test_fixture=FIXTURE).run(".")
+
+    assert ended.exit_code == 0, ended.output
+    for file in ("test_world.py", "test_fixture.py"):
+        worlds = [test.final.world_id for test in ended.run.tests if file in test.test.nodeid]
+        assert len(worlds) == 2
+        assert len(set(worlds)) == 1, "ranks whose groups live on are kept"

@@ -10,6 +10,7 @@ import weakref
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from disttest.observe import store_calls, unobserved
@@ -86,6 +87,36 @@ def _describe_group(what: str, now: Any, then: Any) -> str:
     return f"time limit of {what}{store}: {then[1 + bool(store)]:g} s became {now[1 + bool(store)]:g} s"
 
 
+def _count_groups() -> Values:
+    """Count the groups that were made and those that are left; without a default group, tell whether DTensor was used."""
+    if not dist.is_available() or not dist.is_initialized():
+        return {"groups": _has_dispatched_dtensors()}
+    # Private (torch 2.9 to 2.15). It numbers the groups whose names are no hashes of their ranks.
+    return {"groups": (_c10d()._world.group_count, len(living_groups()))}
+
+
+# DTensor's caches take a DeviceMesh for an equal one of an earlier test, whose groups are gone: an operation then fails,
+# or uses another group of that name. Not all of these caches can be cleared.
+def _no_cache_knows_them(_name: str, _then: Any) -> bool:
+    return not _has_dispatched_dtensors()
+
+
+def _describe_cache(what: str, _now: Any, _then: Any) -> str:
+    # Groups that were left are named one by one.
+    return f"{what} in its caches that the next test does not have" if _has_dispatched_dtensors() else ""
+
+
+def _has_dispatched_dtensors() -> bool:
+    """Whether this process has used DTensor."""
+    api = sys.modules.get("torch.distributed.tensor._api")
+    if api is None:
+        return False
+    # Private (torch 2.9 to 2.15): torch/distributed/tensor/_sharding_prop.py and torch/distributed/tensor/debug/__init__.py.
+    in_python = api.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_info().misses
+    in_cpp = getattr(torch._C, "_get_DTensor_sharding_propagator_cache_stats", lambda: (0, 0))()
+    return bool(in_python or any(in_cpp))
+
+
 def _c10d() -> Any:
     return sys.modules["torch.distributed.distributed_c10d"]
 
@@ -159,6 +190,7 @@ FACETS = (
         by_world=True,
         forget=list_keys_anew,
     ),
+    Facet("DTensor", _count_groups, _no_cache_knows_them, _describe_cache, made_for_tests=True),
     Facet("process group", read_groups, _restore, _describe_group, made_for_tests=True),
     settings(
         "torch.distributed",

@@ -24,7 +24,10 @@ class Facet(NamedTuple):
     restore: Callable[[Any, Any], bool]
     """Restore the value of one name (``MISSING``: it did not exist); return False if that is impossible."""
     describe: Callable[[str, Any, Any], str] | None = None
-    """Describes a change from label, current value and old value; by default both values with ``repr``."""
+    """Describes a change from label, current value and old value; by default both values with ``repr``.
+
+    Empty for a change that matters to nobody, which ``restore`` accepts.
+    """
     made_for_tests: bool = False
     """Whether disttest creates this state for tests."""
     by_world: bool = False

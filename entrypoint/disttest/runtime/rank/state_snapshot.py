@@ -159,7 +159,7 @@ def restore_state(
                 if at_start is not None and is_same(at_start.get(facet.kind, {}).get(name, MISSING), now):
                     continue
             leak = describe_change(facet, name, now, then)
-            leaks.append(leak)
+            leaks += [leak] if leak else []
             if facet.by_world and then is MISSING:
                 store_keys.append(name)
             elif not _restore(facet, name, then):
