@@ -48,6 +48,9 @@ LACKS: dict[str, tuple[Lack, ...]] = {
         Lack("ucc", "UCC does not implement the deprecated coalesced calls"),
         Lack("gloo", "gloo coalesces tensors of the CPU only (unsupported device type cuda)", "cuda"),
     ),
+    "coalescing_manager": (
+        Lack("gloo", "gloo coalesces calls on the CPU only (does not implement startCoalescing)", "cuda"),
+    ),
     "complex_gather": (
         Lack("gloo", "gloo gathers no complex numbers (Invalid scalar type)"),
         # torch views complex tensors as pairs of real ones in its other collectives, in gather it does not.

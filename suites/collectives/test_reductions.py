@@ -308,6 +308,7 @@ def test_all_reduce_coalesced(members: Members, op: ReduceOp) -> None:
     exactly(tensors, [reduced(each, op) for each in data])
 
 
+@pytest.mark.needs("coalescing_manager")
 @pytest.mark.covers("CD-033", "CD-034")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_coalescing_manager(world: World, asynchronous: bool) -> None:

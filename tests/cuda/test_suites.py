@@ -41,3 +41,7 @@ def test_every_test_over_nccl_passes_or_says_what_is_lacking(cuda, tmp_path, sui
 def test_remote_calls_move_tensors_between_gpus(cuda, tmp_path):
     """What these suites do with GPUs; the rest of them computes on the CPU, whatever the machine has."""
     assert passed(cuda, tmp_path, "rpc", "dist_autograd", "--", "-k", "test_gpu") == 11
+
+
+def test_compiled_training_is_computed_on_the_cpu(cuda, tmp_path):
+    assert passed(cuda, tmp_path, "dynamo", "--world-sizes", "2", "--", "-k", "fsdp") == 13
