@@ -88,9 +88,9 @@ def _describe_group(what: str, now: Any, then: Any) -> str:
 
 
 def _count_groups() -> Values:
-    """Count the groups that were made and those that are left; without a default group, tell whether DTensor was used."""
+    """Count the groups that were made and those that are left; without a default group, tell whether torch keeps meshes."""
     if not dist.is_available() or not dist.is_initialized():
-        return {"groups": _has_dispatched_dtensors()}
+        return {"groups": _keeps_meshes()}
     # Private (torch 2.9 to 2.15). It numbers the groups whose names are no hashes of their ranks.
     return {"groups": (_c10d()._world.group_count, len(living_groups()))}
 
@@ -98,21 +98,28 @@ def _count_groups() -> Values:
 # DTensor's caches take a DeviceMesh for an equal one of an earlier test, whose groups are gone: an operation then fails,
 # or uses another group of that name. Not all of these caches can be cleared.
 def _no_cache_knows_them(_name: str, _then: Any) -> bool:
-    return not _has_dispatched_dtensors()
+    return not _keeps_meshes()
 
 
 def _describe_cache(what: str, _now: Any, _then: Any) -> str:
     # Groups that were left are named one by one.
-    return f"{what} in its caches that the next test does not have" if _has_dispatched_dtensors() else ""
+    return f"{what} in its caches that the next test does not have" if _keeps_meshes() else ""
 
 
-def _has_dispatched_dtensors() -> bool:
-    """Whether this process has used DTensor."""
+def _keeps_meshes() -> bool:
+    """Whether torch keeps meshes in its caches: DTensor of its operations, torch 2.9 of parts of meshes."""
+    # Private (torch 2.9 to 2.15): torch/distributed/device_mesh.py, torch/distributed/tensor/_sharding_prop.py and
+    # torch/distributed/tensor/debug/__init__.py.
+    meshes = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
+    if getattr(meshes, "child_to_root_mapping", None):
+        return True
     api = sys.modules.get("torch.distributed.tensor._api")
     if api is None:
         return False
-    # Private (torch 2.9 to 2.15): torch/distributed/tensor/_sharding_prop.py and torch/distributed/tensor/debug/__init__.py.
-    in_python = api.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_info().misses
+    try:
+        in_python = api.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_info().misses
+    except AttributeError:  # a test has put something else in its place
+        return True
     in_cpp = getattr(torch._C, "_get_DTensor_sharding_propagator_cache_stats", lambda: (0, 0))()
     return bool(in_python or any(in_cpp))
 
