@@ -55,18 +55,16 @@ def main() -> None:
     dist.init_process_group("gloo", store=dist.PrefixStore("bench", store), rank=0, world_size=1)
     dist.all_reduce(torch.ones(1))
 
-    pristine = state_snapshot.read_state()
-
     facts = state_snapshot.read_state()
 
     def a_test() -> None:
         before = state_snapshot.state_before(facts, shared_fixtures=False)
-        cleanup = state_snapshot.restore_state(before, before, pristine=pristine, shared_fixtures=False)
+        cleanup = state_snapshot.restore_state(before, before, shared_fixtures=False)
         assert cleanup[:2] == ((), ()), cleanup
 
     def a_test_beside_module_fixtures() -> None:
         before = state_snapshot.state_before(facts, shared_fixtures=True)
-        cleanup = state_snapshot.restore_state(before, before, pristine=pristine, shared_fixtures=True)
+        cleanup = state_snapshot.restore_state(before, before, shared_fixtures=True)
         assert cleanup[:2] == ((), ()), cleanup
 
     def a_test_that_sets_them_up() -> None:
@@ -74,7 +72,7 @@ def main() -> None:
             state_snapshot.state_before(facts, shared_fixtures=True),
             state_snapshot.read_state(),
         )
-        state_snapshot.restore_state(before, at_call, pristine=pristine, shared_fixtures=True)
+        state_snapshot.restore_state(before, at_call, shared_fixtures=True)
 
     for facet in loaded_facets():
         print(f"{facet.kind:24}{microseconds(facet.read, arguments.rounds):8.1f} µs")

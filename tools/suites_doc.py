@@ -10,6 +10,7 @@ from generated_page import write_or_check
 from suite_index import ROOT, TestFunction, functions_of
 
 SUITES = ROOT / "suites"
+_DEVICES = {"cpu": "the CPU", "cuda": "GPUs"}
 HEAD = """# The bundled suites
 
 Made by `make docs` from the docstrings; do not edit. `disttest SUITE` runs one, `disttest list` shows what there is.
@@ -98,7 +99,7 @@ def _features() -> Iterator[str]:
             call = named[lack.id] if isinstance(lack, ast.Name) else lack
             assert isinstance(call, ast.Call)
             words = [ast.literal_eval(argument) for argument in call.args]
-            where = f"{words[0]} on the {words[2].upper()}" if len(words) > 2 else words[0]
+            where = f"{words[0]} on {_DEVICES[words[2]]}" if len(words) > 2 else words[0]
             yield f"| `{key.value}` | {where} | {words[1]} |"
 
 

@@ -39,25 +39,24 @@ class Members:
         return self.ranks.index(self.world.rank)
 
 
-def contributions(
-    members: Members, *shape: int, dtype: torch.dtype = torch.float32, senders: int = 100
-) -> Tensor:
-    """One tensor per member, on this rank's device; small whole numbers, so that sums are exact.
-
-    Args:
-        members: the group.
-        shape: shape of each tensor.
-        dtype: type of the elements.
-        senders: number of members that the first element tells apart.
-    """
+def contributions(members: Members, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One tensor per member, all different, on this rank's device; small whole numbers."""
     if dtype == torch.bool:
         values = torch.randint(0, 2, (members.size, *shape))
     elif dtype.is_complex:
         values = torch.complex(*torch.randint(1, 4, (2, members.size, *shape)).float())
     else:
         values = torch.randint(1, 4, (members.size, *shape))
-        values.view(members.size, -1)[:, 0] = torch.arange(members.size) % senders + 1
+        values.view(members.size, -1)[:, 0] = torch.arange(members.size) % 100 + 1
     return values.to(dtype).to(members.world.device)
+
+
+def addends(members: Members, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Powers of two: sums in bfloat16 and products in float32 are exact in any order, in groups of up to 60 members."""
+    values = contributions(members, *shape, dtype=dtype)
+    if dtype == torch.bool or dtype.is_complex:
+        return values
+    return (2 ** ((values.long() - 1) % 3)).to(dtype)
 
 
 def mine(members: Members, data: Tensor) -> Tensor:

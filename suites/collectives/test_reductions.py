@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +12,7 @@ from ..replicas import assert_same_everywhere
 from .data import (
     Members,
     ReduceOp,
+    addends,
     assert_completed,
     contributions,
     exactly,
@@ -36,9 +35,6 @@ NUMBERS = [
     torch.int32,
     torch.int64,
 ]
-
-addends = functools.partial(contributions, senders=4)
-"""Their sums in bfloat16 and their products in float32 are exact in any order, in groups of up to 60 members."""
 
 
 def _name(value: object) -> str:

@@ -390,6 +390,7 @@ def test_a_mesh_is_not_taken_for_an_equal_one_of_an_earlier_test(lab):
     ended = lab.write(test_groups=GROUPS, test_world=WORLD, test_fixture=FIXTURE).run(".")
 
     assert ended.exit_code == 0, ended.output
+    assert not any("DTensor" in note for test in ended.run.tests for note in test.final.notes)
     for file in ("test_world.py", "test_fixture.py"):
         worlds = [test.final.world_id for test in ended.run.tests if file in test.test.nodeid]
         assert len(worlds) == 2

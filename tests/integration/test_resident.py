@@ -498,6 +498,13 @@ def test_the_run_ends_with_its_command(resident_lab: ResidentLab):
     wait_until((resident_lab.folder / "results" / "results.json").exists)
 
 
+def test_the_run_ends_with_its_command_if_an_earlier_one_started_the_parent_under_nohup(
+    resident_lab: ResidentLab,
+):
+    resident_lab.write(test_one=ONE).run("run", "--resident", "test_one.py", wrapper=("nohup",))
+    test_the_run_ends_with_its_command(resident_lab)
+
+
 def test_what_is_left_when_all_of_a_run_is_killed_is_ended(resident_lab: ResidentLab):
     process = waiting_run(resident_lab)
     ranks = [int((resident_lab.folder / f"up{rank}").read_text()) for rank in range(2)]

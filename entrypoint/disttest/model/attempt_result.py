@@ -180,7 +180,7 @@ class TestResult(Frozen):
     started_at_s: Moment = 0.0
     duration_s: Seconds = 0.0
     ruling: Ruling | None = None
-    """None if no rank has run the test, and in journals of earlier versions."""
+    """None if no rank has run the test."""
     phase: str = "call"
     """The phase that decided the outcome; ``collect`` for a file that skipped itself, whose tests are unknown."""
     message: str = ""

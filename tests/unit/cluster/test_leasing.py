@@ -146,6 +146,28 @@ def test_a_node_that_ends_early_without_a_bad_result_ends_the_run_early(tmp_path
     assert (2, "budget used") == _conclude(run, cast("Any", NeverStops()), recorder)
 
 
+def test_the_end_of_the_nodes_command_counts_and_not_that_of_its_pytest(tmp_path: Path) -> None:
+    spoiled = finished("two", bad=True)
+    result = msgspec.structs.replace(cast("TestFinished", spoiled).result, outcome=Outcome.ERROR)
+    result = msgspec.structs.replace(result, cause=Cause.INFRASTRUCTURE)
+    ends = [RunFinished(at_s=7.0 + code, exit_code=code) for code in (1, 7)]
+    events = [started("one"), finished("one"), TestFinished(at_s=6.0, result=result), *ends]
+
+    run, recorder = leased(tmp_path, *events)
+
+    assert 7 == _conclude(run, cast("Any", NeverStops()), recorder).exit_code
+
+
+def test_the_end_of_a_run_that_the_scheduler_ended_does_not_count(tmp_path: Path) -> None:
+    ends = [RunFinished(at_s=7.0, exit_code=2), RunFinished(at_s=8.0, exit_code=143)]
+
+    run, recorder = leased(
+        tmp_path, started("one"), finished("one"), *ends, end=JobOutcome(state=JobState.PREEMPTED)
+    )
+
+    assert 7 == _conclude(run, cast("Any", NeverStops()), recorder).exit_code
+
+
 def test_an_unreadable_line_of_a_nodes_journal_is_noted(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("disttest.extras.cluster.node.work.spawn_child", lambda *_, **__: None)
     work = LeaseWork(JOB, HERE, tmp_path)

@@ -69,7 +69,7 @@ def disttest_message_id(message: str) -> str | None:
 @hookimpl
 def disttest_further_commands(result: TestResult) -> Mapping[str, str]:
     """Name the command that prints the section of the message."""
-    # A journal of an earlier version has no ids.
+    # A result that a reader of the journal made, for a test without one, has no id.
     known = result.message_id or disttest_message_id(result.message)
     return {"what to do": f"disttest explain {known}"} if known else {}
 

@@ -49,7 +49,7 @@ def run_replay(words: Sequence[str], rank: int, pytest_args: Sequence[str]) -> i
         ended = subprocess.run(
             [*command, argument],
             env=variables,
-            # Results of another machine name a folder that is there alone.
+            # Results of another machine name a folder of that machine.
             cwd=cwd if (cwd := run.invocation.cwd) and Path(cwd).is_dir() else None,
             check=False,
             pass_fds=descriptors,

@@ -354,6 +354,8 @@ def _be_command(
 
 def _end_with(connection: socket.socket) -> None:
     """Have the kernel send SIGHUP when the process at the other end is gone, as for a closed terminal."""
+    # A command under nohup may have started the parent.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # https://man7.org/linux/man-pages/man2/fcntl.2.html (F_SETOWN, F_SETSIG)
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     # The default, SIGIO, would end the process without its reports.

@@ -257,7 +257,7 @@ def doubtful_order(machine: GpuMachine, visible: str, order: str) -> str:
     if not by_number or len({gpu.name for gpu in machine.gpus if gpu.uuid}) < 2:
         return ""
     return (
-        f"CUDA_VISIBLE_DEVICES={visible} was read in the order of the PCI bus, CUDA may count the fastest GPU first: "
+        f"CUDA_VISIBLE_DEVICES={visible} was read in the order of the PCI bus, and CUDA may count the fastest GPU first: "
         "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID"
     )
 

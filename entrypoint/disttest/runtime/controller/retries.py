@@ -21,7 +21,7 @@ from disttest.runtime.messages.protocol import TestJudged
 
 # States of a rank that takes no part in a test.
 _NO_PART = frozenset({RankState.SKIPPED, RankState.NOT_RUN})
-# States of a rank of which nobody knows whether it would have taken part.
+# States of a rank that may have been going to take part.
 _CUT = frozenset({RankState.ENDED, RankState.ENDED_XFAIL})
 
 

@@ -40,6 +40,7 @@ class TimeLimits:
         """
         self._tests, self._asked = tests, asked
         self._began_s = 0.0
+        self._limits = False
         # The reason why the last phase failed, whatever its outcome; empty if it ended before its limit.
         self._reached = ""
 
@@ -66,7 +67,8 @@ class TimeLimits:
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
         """Stop pytest-timeout from limiting a test that is limited here."""
-        return None if self._is_of_another(item) else True
+        left_alone = self._is_of_another(item) or (not self._limits and _is_in_use())
+        return None if left_alone else True
 
     def forgive(self, seconds: float) -> None:
         """Do not count this time of the running test."""
@@ -121,6 +123,7 @@ class TimeLimits:
             return self._began_s + test.timeout_s - monotonic()
 
         before = _signal(signal.SIGALRM, interrupt)
+        self._limits = True
         first_s = max(RENDERING_LEAST_S, min(left_s(), RENDERING_S)) if renders else left_s()
         # Repeated while a report is rendered: the traceback module swallows exceptions raised in a str().
         again_s = RENDERING_NEXT_S if renders else 0.0
@@ -133,6 +136,7 @@ class TimeLimits:
             # the process.
             _setitimer(signal.ITIMER_REAL, 0)
             _signal(signal.SIGALRM, before)
+            self._limits = False
             if not renders and left_s() <= 0 and not self._reached:
                 self._reached = f"{message}; SIGALRM, which ends a test there, was replaced or blocked"
 

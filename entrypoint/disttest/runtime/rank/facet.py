@@ -26,7 +26,7 @@ class Facet(NamedTuple):
     describe: Callable[[str, Any, Any], str] | None = None
     """Describes a change from label, current value and old value; by default both values with ``repr``.
 
-    Empty for a change that matters to nobody, which ``restore`` accepts.
+    Empty for a change that is no fault of the test.
     """
     made_for_tests: bool = False
     """Whether disttest creates this state for tests."""

@@ -82,6 +82,8 @@ class RankProgress:
     rendering: PhaseEnded | None = None
     """A failed phase whose full report has not arrived yet: its outcome and message only."""
     rendering_since_s: float = 0.0
+    busy_until_s: float = 0.0
+    """End of the time for its own failure: to render the report, then to tear down."""
     because_of: tuple[int, ...] = ()
     """Ranks that had not joined the failed call, or the one rank that made a different call."""
     in_flight: Raised | None = None
@@ -131,10 +133,14 @@ class RankProgress:
         """Keep a report; beyond :data:`_SUBTESTS_KEPT` characters, drop the texts of subtests."""
         if report.unrendered:
             self.rendering, self.rendering_since_s = report, monotonic()
+            self.busy_until_s = self.rendering_since_s + RENDERING_LEAST_S
             self.because_of = report.because_of
             self.in_flight = report.held_back
             return
         self.rendering = None
+        # The tear-down of a rank that lost a peer most likely waits for it.
+        if not report.partial and report.outcome.is_failure:
+            self.busy_until_s = 0.0 if is_consequence(report.message) else monotonic() + OWN_TEAR_DOWN_S
         self.size += len(report.report) + len(report.details)
         # Only subtests lose their text: a test can have any number of them, and one report per phase
         # otherwise.
@@ -160,18 +166,6 @@ class RankProgress:
         finished = self.done is not None and (self.done.exit_code is None or self.done.stays)
         # A rank that announced an exit code is over only when its process has ended with it.
         return finished or self.death is not None or bool(self.lost) or self.killed
-
-    @property
-    def busy_until_s(self) -> float:
-        """End of the time for its own failure: to render the report, then to tear down; 0 if it has none or is over."""
-        if self.is_over:
-            return 0.0
-        if self.rendering is not None:
-            return self.rendering_since_s + RENDERING_LEAST_S
-        report = self.verdict_report
-        # The tear-down of a rank that lost a peer most likely waits for it.
-        has_failed = report is not None and report.outcome.is_failure and not is_consequence(report.message)
-        return report.ended_at_s + OWN_TEAR_DOWN_S if report and has_failed else 0.0
 
     @property
     def died(self) -> bool:
@@ -523,7 +517,7 @@ class Attempt:
         # and 63 victims.
         since_s = failed_s if len(self.ranks) <= FEW_RANKS else max(failed_s, self.reported_s)
         # Ranks that have failed as well render their reports and tear down, which takes longer than the grace period.
-        return max([since_s + grace_s, *(rank.busy_until_s for rank in self.ranks)])
+        return max([since_s + grace_s, *(rank.busy_until_s for rank in self.ranks if not rank.is_over)])
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` can become true through time alone."""

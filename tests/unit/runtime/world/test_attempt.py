@@ -319,6 +319,15 @@ def test_a_rendered_report_replaces_what_was_known_before():
     assert (record.message, record.unrendered) == ("call failed", False)
 
 
+def test_the_time_to_tear_down_begins_when_the_report_has_been_rendered(clock):
+    attempt = attempt_of(2)
+    clock.now_s = 2.9
+    attempt.take_report(0, ended("call", Outcome.FAILED, 1.0))
+
+    assert not attempt.overdue(2.9 + OWN_TEAR_DOWN_S - 0.1, 0.3)
+    assert attempt.overdue(2.9 + OWN_TEAR_DOWN_S, 0.3)
+
+
 def test_a_rank_that_has_failed_too_has_time_to_render_its_report(clock):
     attempt = attempt_of(2)
     clock.now_s = 1.1
@@ -330,7 +339,8 @@ def test_a_rank_that_has_failed_too_has_time_to_render_its_report(clock):
     assert not attempt.overdue(3.0, 0.3)
     assert attempt.overdue(3.2, 0.3)
 
-    attempt.take_report(1, ended("call", Outcome.FAILED, 1.2))
+    clock.now_s = 1.2
+    attempt.take_report(1, ended("call", Outcome.FAILED))
     assert pytest.approx(1.2 + OWN_TEAR_DOWN_S) == 1.2 + attempt.next_check_s(1.2, 0.3)
     attempt.of(1).done = TestDone()
     assert attempt.overdue(1.4, 0.3)

@@ -385,7 +385,8 @@ def _conclude(run: RunResult, stop: _Stop, recorder: JobRecorder) -> Conclusion:
         return conclusion  # and the nodes were cancelled
     # A node may have ended early without a bad result: on a test's request, or for a plugin that failed.
     ends = [conclusion, *recorder.ends]
-    code = join_exit_codes((end.exit_code for end in ends), something_ran=True)
+    ran = conclusion.exit_code != ExitCode.NOTHING_COLLECTED
+    code = join_exit_codes((end.exit_code for end in ends), something_ran=ran)
     return next((end for end in ends if end.exit_code == code), conclusion)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from disttest.extras.cluster.client.conductor import Conductor, JobSetting
 from disttest.extras.cluster.client.node_verdict import check_lease_result
-from disttest.extras.cluster.protocol.launcher import JobOutcome
+from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.cluster.protocol.wire import FromNode, JournalLine
 from disttest.model import TestCase, TestResult
 from disttest.results.conclusion import Conclusion
@@ -37,7 +37,7 @@ class LeaseConductor(Conductor):
         self._running: set[str] = set()
         self._failed: dict[str, TestResult] = {}
         """Failed attempts for which the node announced another attempt."""
-        self._reason = ""
+        self._end: Conclusion | None = None
 
     def on_all_ready(self) -> Sequence[Message]:
         """Do nothing: the node is already working."""
@@ -75,9 +75,9 @@ class LeaseConductor(Conductor):
             case CollectionFailed():
                 self._recorder.event(event)
             # Not an event of the merged journal: the client records the end of the whole run.
+            # pytest's own, then that of the command, which counts.
             case RunFinished(reason=reason, exit_code=code):
-                self._reason = reason
-                self._recorder.ends.append(Conclusion(code, reason))
+                self._end = Conclusion(code, reason)
             case _:
                 pass
 
@@ -102,7 +102,11 @@ class LeaseConductor(Conductor):
         self._recorder.test_finished(result, again=again)
 
     def settle(self, end: JobOutcome) -> None:
-        """Record an error with the scheduler's reason for each test without a result."""
+        """Record how the run of the node ended, and an error with the scheduler's reason for each test without a result."""
+        # The end of a job that did not end by itself is a consequence.
+        if self._end is not None and end.state is JobState.COMPLETED and not self.refusal:
+            self._recorder.ends.append(self._end)
+        reason = self._end.reason if self._end is not None else ""
         for nodeid, test in self._tests.items():
             if self.refusal:
                 # The node's results came from other sources than the client's.
@@ -112,7 +116,7 @@ class LeaseConductor(Conductor):
             elif nodeid in self._failed:
                 self._let_stand(self._failed[nodeid], end)
             elif nodeid not in self._finished:
-                why = f"{end}; {self._reason}" if self._reason else str(end)
+                why = f"{end}; {reason}" if reason else str(end)
                 message = did_not_finish(f"its job ended: {why}", was_running=nodeid in self._running)
                 self._recorder.test_finished(spoiled(test.nodeid, message, at_s=self._recorder.now()))
 

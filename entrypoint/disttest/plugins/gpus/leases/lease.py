@@ -288,7 +288,7 @@ class Leaser:
         notes = self._active_notes(machine)
         for slot in lease.slots:
             if slot not in now:
-                return f"{slot.name} ({slot.uuid}) has vanished"
+                return f"{slot.name} ({key_of(slot)}) has vanished"
             state = _state(slot, now[slot], notes.get(key_of(slot)), allow_busy=request.allow_busy)
             if state.obstacle:
                 return f"{state.label}: {state.obstacle}"
