@@ -21,6 +21,8 @@ AREAS = (
     ("numpy", "numpy_state"),
     ("torch", "torch_flags"),
     ("torch.utils._config_module", "torch_config"),
+    # Before the groups that a test left are destroyed.
+    ("torch.distributed", "dtensor"),
     ("torch.distributed", "process_groups"),
     # Loaded in ranks on GPUs only; elsewhere it would cost time and find nothing.
     ("disttest.plugins.gpus.gpu_state", "cuda_flags"),

@@ -10,7 +10,6 @@ import weakref
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from disttest.observe import store_calls, unobserved
@@ -87,43 +86,6 @@ def _describe_group(what: str, now: Any, then: Any) -> str:
     return f"time limit of {what}{store}: {then[1 + bool(store)]:g} s became {now[1 + bool(store)]:g} s"
 
 
-def _count_groups() -> Values:
-    """Count the groups that were made and those that are left; without a default group: whether torch keeps meshes."""
-    if not dist.is_available() or not dist.is_initialized():
-        return {"groups": _keeps_meshes()}
-    # Private (torch 2.9 to 2.15). It numbers the groups whose names are no hashes of their ranks.
-    return {"groups": (_c10d()._world.group_count, len(living_groups()))}
-
-
-# DTensor's caches take a DeviceMesh for an equal one of an earlier test, whose groups are gone: an operation then fails,
-# or uses another group of that name. Not all of these caches can be cleared.
-def _no_cache_knows_them(_name: str, _then: Any) -> bool:
-    return not _keeps_meshes()
-
-
-def _describe_nothing(_what: str, _now: Any, _then: Any) -> str:
-    # The test has done nothing wrong. Groups that it left are named one by one.
-    return ""
-
-
-def _keeps_meshes() -> bool:
-    """Whether torch keeps meshes in its caches: DTensor of its operations, torch 2.9 of parts of meshes."""
-    # Private (torch 2.9 to 2.15): torch/distributed/device_mesh.py, torch/distributed/tensor/_sharding_prop.py and
-    # torch/distributed/tensor/debug/__init__.py.
-    meshes = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
-    if getattr(meshes, "child_to_root_mapping", None):
-        return True
-    api = sys.modules.get("torch.distributed.tensor._api")
-    if api is None:
-        return False
-    try:
-        in_python = api.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_info().misses
-    except AttributeError:  # a test has put something else in its place
-        return True
-    in_cpp = getattr(torch._C, "_get_DTensor_sharding_propagator_cache_stats", lambda: (0, 0))()
-    return bool(in_python or any(in_cpp))
-
-
 def _c10d() -> Any:
     return sys.modules["torch.distributed.distributed_c10d"]
 
@@ -187,6 +149,24 @@ def _describe_key(what: str, now: Any, then: Any) -> str:
     return presence(_PREFIX.sub("", what), now, then)
 
 
+def _handlers() -> dict[str, Any]:
+    """The functions of ``init_method`` by scheme, as in ``env://``."""
+    handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    return handlers
+
+
+def _restore_handler(scheme: str, then: Any) -> bool:
+    _handlers().pop(scheme, None)
+    if then is not MISSING:
+        _handlers()[scheme] = then
+    return True
+
+
+def _has_agent() -> bool:
+    rpc = sys.modules.get("torch.distributed.rpc.api")
+    return rpc is not None and rpc._is_current_rpc_agent_set()
+
+
 FACETS = (
     Facet(
         "store key",
@@ -197,11 +177,14 @@ FACETS = (
         by_world=True,
         forget=list_keys_anew,
     ),
-    Facet("DTensor", _count_groups, _no_cache_knows_them, _describe_nothing, made_for_tests=True),
     Facet("process group", read_groups, _restore, _describe_group, made_for_tests=True),
+    Facet("rendezvous handler", lambda: dict(_handlers()), _restore_handler, presence),
     settings(
         "torch.distributed",
         Setting("debug level", _dist.get_debug_level, _dist.set_debug_level),
         Setting("time limit of new groups", *attribute(_c10d(), "default_pg_timeout")),
+        # torch's coalescing manager stays open after an exception. Collectives of the group then only wait for its end.
+        Setting("open coalescing", lambda: bool(_c10d()._world.pg_coalesce_state)),
+        Setting("agent of RPC", _has_agent),
     ),
 )
