@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from disttest.runtime.controller.expand import shape_of
@@ -27,3 +29,15 @@ def _lacking(item: pytest.Item, backend: str, device: str) -> str:
         return lacks(features, backend, device)
     except KeyError as error:
         raise pytest.UsageError(f"{item.nodeid}: needs({error}) is no feature of features.py") from None
+
+
+@pytest.fixture(params=["OFF", "INFO", "DETAIL"])
+def debug_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """One of torch's levels of debugging, in force during the test."""
+    import torch.distributed as dist
+
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", request.param)
+    dist.set_debug_level_from_env()
+    yield request.param
+    monkeypatch.undo()
+    dist.set_debug_level_from_env()

@@ -9,7 +9,7 @@ import pytest
 from disttest.testing.world import World
 
 from ..ranks import leave_together, subgroup
-from .data import Members
+from .data import Members, all_of
 
 __all__ = ["leave_together", "members"]
 
@@ -18,7 +18,7 @@ __all__ = ["leave_together", "members"]
 def members(request: pytest.FixtureRequest, world: World) -> Iterator[Members]:
     """The default group, a new group of all ranks, and one that leaves rank 0 (and any after rank 2) out."""
     if request.param == "world":
-        yield Members(list(range(world.size)), None, world)
+        yield all_of(world)
         return
     ranks = list(range(world.size)) if request.param == "full" else list(range(1, min(world.size, 3)))
     if not ranks:

@@ -39,6 +39,11 @@ class Members:
         return self.ranks.index(self.world.rank)
 
 
+def all_of(world: World) -> Members:
+    """All ranks of the world, as the members of its default group."""
+    return Members(list(range(world.size)), None, world)
+
+
 def contributions(members: Members, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """One tensor per member, all different, on this rank's device; small whole numbers."""
     if dtype == torch.bool:

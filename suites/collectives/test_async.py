@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,13 +10,9 @@ import torch.distributed._functional_collectives as functional
 from disttest.testing.world import World
 
 from ..ranks import exchange
-from .data import Members, ReduceOp, assert_completed, contributions, exactly, mine, reduced
+from .data import ReduceOp, all_of, assert_completed, contributions, exactly, mine, reduced
 
 pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
-
-
-def _everybody(world: World) -> Members:
-    return Members(list(range(world.size)), None, world)
 
 
 @pytest.mark.covers("CD-083")
@@ -27,7 +21,7 @@ def _everybody(world: World) -> Members:
 )
 def test_handles(world: World, kind: str) -> None:
     """Every collective gives a handle; after ``wait`` its result is there, and it says that it is completed."""
-    everybody, last = _everybody(world), world.size - 1
+    everybody, last = all_of(world), world.size - 1
     data = contributions(everybody, world.size)
     tensor, output = mine(everybody, data), torch.zeros(world.size, device=world.device)
     slots = [torch.zeros(world.size, device=world.device) for _ in data]
@@ -77,7 +71,7 @@ def test_handle_is_not_done_early(world: World) -> None:
 @pytest.mark.covers("CD-083")
 def test_many_handles_at_once(world: World) -> None:
     """Twenty reductions under way at once do not mix, in whatever order they are waited for."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     data = [contributions(everybody, 10) for _ in range(20)]
     tensors = [mine(everybody, each) for each in data]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -89,7 +83,7 @@ def test_many_handles_at_once(world: World) -> None:
 @pytest.mark.covers("CD-206")
 def test_future(world: World) -> None:
     """The future of a handle carries the reduced tensor, and callbacks run on it."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     data = contributions(everybody, 4)
     future = dist.all_reduce(mine(everybody, data), async_op=True).get_future()
     doubled = future.then(lambda done: done.value()[0] * 2)
@@ -126,16 +120,6 @@ def test_profiler_events(world: World, kind: str) -> None:
             assert [3, 2] in event.input_shapes or [[3, 2]] in event.input_shapes
 
 
-@pytest.fixture(params=["OFF", "INFO", "DETAIL"])
-def debug_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """One of torch's levels of debugging, in force during the test."""
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", request.param)
-    dist.set_debug_level_from_env()
-    yield request.param
-    monkeypatch.undo()
-    dist.set_debug_level_from_env()
-
-
 @pytest.mark.covers("CD-009")
 def test_debug_levels(world: World, debug_level: str) -> None:
     """A group made at each debug level reduces alike; at DETAIL it checks calls across ranks and names the mismatch."""
@@ -152,7 +136,7 @@ def test_debug_levels(world: World, debug_level: str) -> None:
 @pytest.mark.covers("CD-082")
 def test_functional_all_reduce(world: World) -> None:
     """The functional form returns the result and leaves its input alone."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     data = contributions(everybody, 4)
     tensor = mine(everybody, data)
     result = functional.all_reduce(tensor, "sum", list(range(world.size)))
@@ -164,7 +148,7 @@ def test_functional_all_reduce(world: World) -> None:
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_to_all", "broadcast"])
 def test_functional_others(world: World, kind: str) -> None:
     """Gather, reduce-scatter, all-to-all and broadcast in functional form."""
-    everybody, ranks = _everybody(world), list(range(world.size))
+    everybody, ranks = all_of(world), list(range(world.size))
     data = contributions(everybody, world.size, 2)
     tensor = mine(everybody, data)
     if kind == "all_gather":

@@ -9,17 +9,13 @@ import torch.distributed as dist
 from disttest.testing.world import World
 
 from ..replicas import assert_same_everywhere
-from .data import Members, all_gather_single, contributions, exactly, mine
+from .data import Members, all_gather_single, all_of, contributions, exactly, mine
 
 pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 REAL_AND_COMPLEX = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.complex64], ids=["float", "complex"]
 )
-
-
-def _everybody(world: World) -> Members:
-    return Members(list(range(world.size)), None, world)
 
 
 @pytest.mark.covers("CD-116", "CD-117", "CD-118", "CD-119", "CD-120", "CD-121")
@@ -39,7 +35,7 @@ def test_scatter(members: Members, dtype: torch.dtype) -> None:
 @pytest.mark.covers("CD-115")
 def test_scatter_defaults(world: World) -> None:
     """Without a source it is rank 0, the only one to give a list; a list from another rank is an error."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     pieces = contributions(everybody, 3)
     output = torch.zeros(3, device=world.device)
     dist.scatter(output, list(pieces) if world.is_first else None)
@@ -77,7 +73,7 @@ def test_gather(members: Members, dtype: torch.dtype) -> None:
 @pytest.mark.covers("CD-122")
 def test_gather_defaults(world: World) -> None:
     """Without a destination it is rank 0, the only one to give slots; slots elsewhere are an error."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     data = contributions(everybody, 3)
     slots = [torch.zeros(3, device=world.device) for _ in data] if world.is_first else None
     dist.gather(mine(everybody, data), slots)
@@ -106,7 +102,7 @@ def test_all_gather(members: Members, length: int, dtype: torch.dtype) -> None:
 @pytest.mark.covers("CD-178")
 def test_all_gather_bool(world: World) -> None:
     """Truth values arrive, and the sent tensor is unchanged."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     data = contributions(everybody, 8, dtype=torch.bool)
     sent = mine(everybody, data)
     slots = [torch.zeros_like(sent) for _ in data]
@@ -142,7 +138,7 @@ def test_all_gather_uneven_is_refused(world: World) -> None:
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_all_gather_single(world: World, asynchronous: bool) -> None:
     """Into one tensor, pieces one after the other."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     data = contributions(everybody, 2, 2)
     output = torch.zeros(2 * world.size, 2, device=world.device)
     work = all_gather_single(output, mine(everybody, data), async_op=asynchronous)
@@ -155,7 +151,7 @@ def test_all_gather_single(world: World, asynchronous: bool) -> None:
 @pytest.mark.covers("CD-135")
 def test_all_gather_single_stacked(world: World) -> None:
     """Into one tensor, pieces stacked along a new dimension."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     data = contributions(everybody, 2, 2)
     output = torch.zeros(world.size, 2, 2, device=world.device)
     all_gather_single(output, mine(everybody, data))
@@ -250,7 +246,7 @@ def test_all_to_all_uneven(members: Members, dtype: torch.dtype) -> None:
 @pytest.mark.covers("CD-127")
 def test_inputs_are_left_alone(world: World) -> None:
     """Gathering and exchanging do not change the sent tensors."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     data = contributions(everybody, world.size, 2)
     sent = mine(everybody, data)
     dist.all_gather([torch.zeros_like(sent) for _ in data], sent)
@@ -261,7 +257,7 @@ def test_inputs_are_left_alone(world: World) -> None:
 @pytest.mark.covers("CD-127")
 def test_everybody_sees_the_same(world: World) -> None:
     """All ranks hold the same slots, compared without a collective."""
-    everybody = _everybody(world)
+    everybody = all_of(world)
     slots = [torch.zeros(4, device=world.device) for _ in range(world.size)]
     dist.all_gather(slots, mine(everybody, contributions(everybody, 4)))
     assert_same_everywhere(world, slots)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -44,16 +43,6 @@ def _objects() -> list[object]:
         [1, 2, True, "string", [4, 5, "nested"]],
         None,
     ]
-
-
-@pytest.fixture(params=["OFF", "INFO", "DETAIL"])
-def debug_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """One of torch's levels of debugging, in force during the test."""
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", request.param)
-    dist.set_debug_level_from_env()
-    yield request.param
-    monkeypatch.undo()
-    dist.set_debug_level_from_env()
 
 
 def _of_rank(index: int) -> object:

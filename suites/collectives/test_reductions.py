@@ -13,6 +13,7 @@ from .data import (
     Members,
     ReduceOp,
     addends,
+    all_of,
     assert_completed,
     contributions,
     exactly,
@@ -100,7 +101,7 @@ def test_all_reduce(members: Members, op: ReduceOp) -> None:
 @pytest.mark.parametrize("dtype", NUMBERS, ids=_name)
 def test_all_reduce_of_each_type(world: World, dtype: torch.dtype) -> None:
     """Sums are right, and keep their type, for each kind of number."""
-    everybody = Members(list(range(world.size)), None, world)
+    everybody = all_of(world)
     data = addends(everybody, 7, dtype=dtype)
     tensor = mine(everybody, data)
     dist.all_reduce(tensor)
@@ -167,8 +168,8 @@ def test_complex_has_sums_only(world: World, op: ReduceOp) -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool], ids=_name)
 def test_all_reduce_bitwise(world: World, dtype: torch.dtype, op: ReduceOp) -> None:
     """And, or and exclusive or, bit by bit."""
-    everybody = Members(list(range(world.size)), None, world)
-    data = addends(everybody, 16, dtype=dtype)
+    everybody = all_of(world)
+    data = contributions(everybody, 16, dtype=dtype)
     tensor = mine(everybody, data)
     dist.all_reduce(tensor, op=op)
     exactly(tensor, reduced(data, op))
@@ -197,7 +198,7 @@ def test_all_reduce_premultiplied(world: World) -> None:
 @pytest.mark.parametrize("pattern", ["alternating", "all-true", "mixed"])
 def test_all_reduce_bool(world: World, pattern: str, op: ReduceOp) -> None:
     """On truth values product and minimum mean *and*, sum and maximum mean *or*."""
-    everybody = Members(list(range(world.size)), None, world)
+    everybody = all_of(world)
     data = addends(everybody, 8, dtype=torch.bool)
     if pattern != "mixed":
         rows = torch.arange(world.size, device=world.device) % 2 == 0
@@ -211,7 +212,7 @@ def test_all_reduce_bool(world: World, pattern: str, op: ReduceOp) -> None:
 @pytest.mark.parametrize("op", ARITHMETIC, ids=_name)
 def test_reduce_bool(world: World, op: ReduceOp) -> None:
     """Truth values reduced to rank 0."""
-    everybody = Members(list(range(world.size)), None, world)
+    everybody = all_of(world)
     data = addends(everybody, 8, dtype=torch.bool)
     tensor = mine(everybody, data)
     dist.reduce(tensor, dst=0, op=op)
@@ -222,7 +223,7 @@ def test_reduce_bool(world: World, op: ReduceOp) -> None:
 @pytest.mark.covers("CD-180")
 def test_broadcast_bool(world: World) -> None:
     """Ten truth values of rank 0 arrive everywhere."""
-    everybody = Members(list(range(world.size)), None, world)
+    everybody = all_of(world)
     data = addends(everybody, 10, dtype=torch.bool)
     tensor = mine(everybody, data)
     dist.broadcast(tensor, src=0)
@@ -250,7 +251,7 @@ def test_reduce(members: Members, op: ReduceOp) -> None:
 @pytest.mark.covers("CD-078", "CD-079")
 def test_reduce_twice(world: World) -> None:
     """Two reductions in a row do not mix."""
-    everybody = Members(list(range(world.size)), None, world)
+    everybody = all_of(world)
     data, other = addends(everybody, 5), addends(everybody, 5)
     first, second = mine(everybody, data), mine(everybody, other)
     works = [
@@ -309,7 +310,7 @@ def test_all_reduce_coalesced(members: Members, op: ReduceOp) -> None:
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_coalescing_manager(world: World, asynchronous: bool) -> None:
     """Two reductions under the manager equal one over both tensors."""
-    everybody = Members(list(range(world.size)), None, world)
+    everybody = all_of(world)
     data, other = addends(everybody, 8), addends(everybody, 8)
     tensors = [mine(everybody, data), mine(everybody, other)]
     device = None if world.device.type == "cpu" else world.device  # for the CPU backends it has no device

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from disttest.testing.world import World
@@ -35,16 +33,6 @@ ADVICE = "passing the keyword argument `find_unused_parameters=True`"
 ALREADY_ON = "Since `find_unused_parameters=True` is enabled"
 OUTPUTS = "`forward` function outputs participate in calculating loss"
 DEBUG_HINT = "set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL"
-
-
-@pytest.fixture(params=["OFF", "INFO", "DETAIL"])
-def debug_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """One of torch's levels of debugging, in force during the test."""
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", request.param)
-    dist.set_debug_level_from_env()
-    yield request.param
-    monkeypatch.undo()
-    dist.set_debug_level_from_env()
 
 
 def _second_step_error(together: nn.Module, *args: object, **kwargs: object) -> str:

@@ -39,7 +39,6 @@ def print_final(
     *,
     results_dir: Path | None = None,
     failures: bool = True,
-    slowest: int = 10,
 ) -> None:
     """Print the result of a run.
 
@@ -48,12 +47,11 @@ def print_final(
         run: result of the run.
         results_dir: directory of the logs, whose ends are quoted; None to quote none.
         failures: whether to print each failure in full; False if a view has printed them.
-        slowest: number of slow tests to list; 0 for none.
     """
     if failures and (run.bad or run.collection_errors):
         printer = FailurePrinter(console, Repository.of(run), results_dir=results_dir)
         _print_failures(console, run, printer)
-    for block in _blocks(run, width=console.width, slowest=slowest):
+    for block in _blocks(run, width=console.width):
         # Cropping would cut the lines that are made without line breaks, such as node ids to copy.
         console.print(block, crop=False)
         console.print()
@@ -76,7 +74,7 @@ def _print_failures(console: Console, run: RunResult, printer: FailurePrinter) -
             console.print()
 
 
-def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableType]:
+def _blocks(run: RunResult, *, width: int) -> Iterator[RenderableType]:
     rows = aggregates.table(run)
     if rows:
         grid = _table(rows, run)
@@ -96,7 +94,7 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
         for table in tables:
             lines = [_whole(f"  {line}") for line in table.lines()]
             yield _titled(f"{section}: {table.title}", lines, len(lines))
-    if slowest and (slow := aggregates.slowest(run, slowest)):
+    if slow := aggregates.slowest(run):
         lines = [
             _whole(f"{duration(test.final.duration_s):>12}  {one_line(test.test.nodeid)}") for test in slow
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 from types import SimpleNamespace
@@ -16,13 +17,23 @@ from disttest.extras.bisect.search import (
     Answer,
     Bisection,
     Tried,
-    fewest_runs,
     measure_rate,
     search,
 )
 from disttest.extras.bisect.work_tree import git
 
 CONFIDENCE = 0.97
+
+
+def fewest_runs(commits: int, rate: float) -> float:
+    """The runs that no rule can beat on average: the information that is needed, by the most that one run can give."""
+    if rate >= 1:
+        return math.log2(commits)
+    # One answer is always right (a failure) and the other may be wrong (a pass). That is a Z-channel, whose
+    # capacity this is: https://en.wikipedia.org/wiki/Z-channel_(information_theory)
+    hidden = 1 - rate
+    capacity = math.log2(1 + rate * hidden ** (hidden / rate))
+    return math.log2(commits) / capacity
 
 
 class Planted:

@@ -121,17 +121,6 @@ def _entropy(chance: float) -> float:
     return -chance * math.log2(chance) - (1 - chance) * math.log2(1 - chance)
 
 
-def fewest_runs(commits: int, rate: float) -> float:
-    """The runs that no rule can beat on average: the information that is needed, by the most that one run can give."""
-    if rate >= 1:
-        return math.log2(commits)
-    # One answer is always right (a failure) and the other may be wrong (a pass). That is a Z-channel, whose
-    # capacity this is: https://en.wikipedia.org/wiki/Z-channel_(information_theory)
-    hidden = 1 - rate
-    capacity = math.log2(1 + rate * hidden ** (hidden / rate))
-    return math.log2(commits) / capacity
-
-
 FAILURES = 5
 """Failures that measure a rate well enough: with fewer, the lower end of its interval costs many runs later."""
 FIRST_RUNS = 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
@@ -62,7 +61,9 @@ def disttest_load_parts(config: pytest.Config) -> None:
 @hookimpl
 def disttest_around_worlds(settings: WorldSettings) -> AbstractContextManager[object] | None:
     """Observe torch while worlds are forked; otherwise each of them would need 3 ms to start it."""
-    if DEADLOCK.of(settings) is DeadlockRule.OFF or not _has_torch():
+    from disttest.runtime.world.store import has_store
+
+    if DEADLOCK.of(settings) is DeadlockRule.OFF or not has_store():
         return None
     from disttest import observe
 
@@ -79,8 +80,9 @@ def disttest_watch_ranks(
         return None
     from disttest import observe
     from disttest.plugins.deadlock.watch import DeadlockWatch, WaitBoard
+    from disttest.runtime.world.store import has_store
 
-    if _has_torch():
+    if has_store():
         observe.install()  # before the fork, so that ranks need not do it
     return DeadlockWatch(WaitBoard(size), evidence, ends=rule is DeadlockRule.FAIL)
 
@@ -94,8 +96,3 @@ def disttest_join_watch(place: int, data: Mapping[str, Any]) -> WatchedRank | No
     from disttest.plugins.deadlock.in_rank import WaitingRank
 
     return WaitingRank(Path(board), place)
-
-
-def _has_torch() -> bool:
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available()
