@@ -395,3 +395,30 @@ def test_a_mesh_is_not_taken_for_an_equal_one_of_an_earlier_test(lab):
         worlds = [test.final.world_id for test in ended.run.tests if file in test.test.nodeid]
         assert len(worlds) == 2
         assert len(set(worlds)) == 1, "ranks whose groups live on are kept"
+
+
+COMPILES = """
+    import sys
+
+    import pytest
+    import torch
+    from torch._inductor.async_compile import AsyncCompile
+
+    @pytest.mark.world_size(1)
+    @pytest.mark.parametrize("turn", range(2))
+    def test_compiles(world, turn):
+        # What torch.compile leaves in a process, without its minute of a C++ compiler.
+        AsyncCompile.pool().submit(len, "").result()
+        sys.setrecursionlimit(2000)
+        sys.path.append("/packages/setuptools/_vendor")
+        torch.distributed.config.get_config_copy()
+        torch.compile(lambda x: x + turn, backend="aot_eager")(torch.ones(1))
+"""
+
+
+def test_what_torchs_compiler_keeps_is_no_leak_and_costs_no_world(lab):
+    ended = lab.write(test_compiles=COMPILES).run("test_compiles.py")
+
+    assert ended.exit_code == 0, ended.output
+    assert [(), ()] == [test.final.notes for test in ended.run.tests]
+    assert len({test.final.world_id for test in ended.run.tests}) == 1

@@ -10,11 +10,38 @@ from typing import Any
 
 from disttest.runtime.rank.facet import Facet, Setting, Values, attribute, presence, settings
 
+_USUAL_LIMIT = 1000
 
-def _threads() -> Values:
+
+def threads() -> Values:
+    """The threads that a test may have started, by name."""
     # A dummy thread belongs to a C library, for example autograd; it has called into Python once.
     real = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
-    return {t.name: t.ident for t in real if t is not threading.main_thread()}
+    others = [t for t in real if t is not threading.main_thread()]
+    return {t.name: t.ident for t in others if not _is_of_compiler(t)} if others else {}
+
+
+def _is_of_compiler(thread: threading.Thread) -> bool:
+    """Whether torch's compiler started the thread, which it keeps for all compilations of the process."""
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is None:
+        return False
+    pool = module.AsyncCompile.pool
+    # Private: the workers of a pool (Python 3.11 to 3.13), the function of a thread.
+    is_worker = bool(pool.cache_info().currsize) and thread in pool()._threads
+    module_of_target = getattr(getattr(thread, "_target", None), "__module__", "")
+    return is_worker or str(module_of_target).startswith("torch._inductor.")
+
+
+def _recursion_limit() -> int:
+    # torch's compiler raises it to 2,000, for good.
+    limit = sys.getrecursionlimit()
+    return _USUAL_LIMIT if _USUAL_LIMIT <= limit <= 2 * _USUAL_LIMIT else limit
+
+
+def _path() -> tuple[str, ...]:
+    # setuptools adds a folder of its own when it is imported, which torch's compiler does.
+    return tuple(entry for entry in sys.path if not str(entry).endswith("/setuptools/_vendor"))
 
 
 def never(_name: Any, _then: Any) -> bool:
@@ -50,7 +77,7 @@ def _of_tests(get: Callable[[], Any]) -> Callable[[], Any]:
 _threads_trace, _put_threads_trace = attribute(threading, "_trace_hook")
 
 FACETS = (
-    Facet("thread", _threads, never, presence),
+    Facet("thread", threads, never, presence),
     settings(
         "tracing",
         Setting("function", _of_tests(sys.gettrace), sys.settrace),
@@ -63,14 +90,14 @@ FACETS = (
         Setting("unraisablehook", *attribute(sys, "unraisablehook")),
         Setting("displayhook", *attribute(sys, "displayhook")),
         Setting("breakpointhook", *attribute(sys, "breakpointhook")),
-        Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+        Setting("recursion limit", _recursion_limit, sys.setrecursionlimit),
         Setting("switch interval", sys.getswitchinterval, sys.setswitchinterval),
         # `threading.stack_size` both reads and sets the value.
         Setting("stack size of threads", threading.stack_size, threading.stack_size),
         Setting("dlopen flags", sys.getdlopenflags, sys.setdlopenflags),
         Setting("longest integer text", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
         Setting("dont_write_bytecode", *attribute(sys, "dont_write_bytecode")),
-        Setting("sys.path", *in_place(sys.path)),
+        Setting("sys.path", _path, in_place(sys.path)[1]),
         Setting("sys.meta_path", *in_place(sys.meta_path)),
         Setting("sys.path_hooks", *in_place(sys.path_hooks)),
         Setting("sys.argv", *in_place(sys.argv)),

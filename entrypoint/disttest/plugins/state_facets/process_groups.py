@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from disttest.observe import store_calls, unobserved
 from disttest.observe.groups import living_groups, timeout_s
-from disttest.plugins.state_facets.interpreter import never
+from disttest.plugins.state_facets.interpreter import never, threads
 from disttest.runtime.rank.facet import (
     MISSING,
     Facet,
@@ -115,7 +115,7 @@ def _store_keys() -> Values:
     Listing costs a seventh of a small test, so it is repeated only if this process may have called the store since.
     """
     global _listed  # one default group per process
-    if not dist.is_available() or not dist.is_initialized() or threading.active_count() > 1:
+    if not dist.is_available() or not dist.is_initialized() or (threading.active_count() > 1 and threads()):
         # A thread that waits for a key holds the store's lock.
         return {}
     group, calls, children = dist.group.WORLD, store_calls(), resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -15,7 +15,16 @@ from disttest.host.imports import loaded
 from disttest.plugins.state_facets import context
 from disttest.runtime.rank.facet import MISSING, Facet, Values, is_same
 
-_MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+_MODULES = (
+    "torch._dynamo.config",
+    "torch._export.config",
+    "torch._functorch.config",
+    "torch._inductor.config",
+    "torch._inductor.config_comms",
+    "torch.compiler.config",
+    "torch.distributed.config",
+    "torch.fx.experimental._config",
+)
 # torch marks a setting without an override with this private object.
 _UNSET = _config_module._UNSET_SENTINEL
 # Setting -> torch's entry for it, of the modules seen so far.

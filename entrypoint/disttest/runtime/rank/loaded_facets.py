@@ -13,8 +13,8 @@ from disttest.runtime.rank.facet import MISSING, Facet, FacetSource, Values
 ENVIRONMENT = "environment"
 """The facet whose values are the environment variables, by name; both are bytes."""
 _BUILT_IN = "disttest."
-# pytest changes it in each phase of a test.
-_PYTEST_OWN = b"PYTEST_CURRENT_TEST"
+# pytest changes the first in each phase of a test, torch's compiler the second: an address in this process.
+_NOT_OF_TESTS = (b"PYTEST_CURRENT_TEST", b"_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR")
 _errors: list[str] = []
 
 
@@ -51,7 +51,11 @@ def _environment() -> Values:
     # Raw bytes, which os.environ does not offer (Python 3.11 to 3.13): decoding each variable for each test would take
     # longer than everything else here.
     values = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001, TID251
-    values.pop(_PYTEST_OWN, None)
+    for name in _NOT_OF_TESTS:
+        values.pop(name, None)
+    # torch sets it to its default when it compiles for a GPU.
+    if b"/torchinductor_" in values.get(b"TORCHINDUCTOR_CACHE_DIR", b""):
+        del values[b"TORCHINDUCTOR_CACHE_DIR"]
     return values
 
 
