@@ -422,3 +422,39 @@ def test_what_torchs_compiler_keeps_is_no_leak_and_costs_no_world(lab):
     assert ended.exit_code == 0, ended.output
     assert [(), ()] == [test.final.notes for test in ended.run.tests]
     assert len({test.final.world_id for test in ended.run.tests}) == 1
+
+
+LIBRARIES = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.world_size(2)
+
+    def test_worker_of_a_loader(world):
+        from torch.utils.data import DataLoader
+
+        assert len([*DataLoader(range(4), num_workers=1)]) == 4
+
+    def test_first_use_of_multiprocessing(world):
+        import multiprocessing
+
+        multiprocessing.get_context()
+        multiprocessing.Lock()
+
+    def test_groups_of_a_mesh(world):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
+
+    def test_first_import_that_sets_levels(world):
+        import torch.distributed.checkpoint
+"""
+
+
+def test_what_libraries_do_by_themselves_is_not_named(lab):
+    ended = lab.write(test_libraries=LIBRARIES).run("test_libraries.py")
+
+    assert ended.exit_code == 0, ended.output
+    named = [note for test in ended.run.tests for note in test.final.notes]
+    assert [] == [note for note in named if "QueueFeederThread" not in note]  # it may need a moment to end

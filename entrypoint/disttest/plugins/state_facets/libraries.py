@@ -20,7 +20,11 @@ from typing import Any
 from disttest.host.descendants import is_compiler
 from disttest.host.proc import forked_children, has_children, is_alive
 from disttest.plugins.state_facets.interpreter import in_place, never
-from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
+from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribute, change, presence, settings
+
+_contexts: Any = multiprocessing.context._default_context
+_SET_BY_IMPORTS = ("torch.distributed.elastic.", "c10d-")
+"""Loggers whose level torch sets when a test is the first to import their modules."""
 
 
 def _decimal() -> tuple[Any, ...]:
@@ -54,12 +58,27 @@ def _put_loop(then: Any) -> None:
         policy._local._loop = then
 
 
+def _start_method() -> Values:
+    return {"": _contexts._actual_context}
+
+
+def _restore_start_method(_name: str, then: Any) -> bool:
+    _contexts._actual_context = then
+    return True
+
+
+def _describe_start_method(what: str, now: Any, then: Any) -> str:
+    # The first use of multiprocessing selects the default.
+    is_default = then is None and now is _contexts._default_context
+    return "" if is_default else change(what, now, then)
+
+
 def _levels() -> Values:
     """Log levels that were set explicitly, by logger name."""
     return {
         name: level
         for name, logger in logging.root.manager.loggerDict.items()
-        if (level := getattr(logger, "level", 0))
+        if (level := getattr(logger, "level", 0)) and not name.startswith(_SET_BY_IMPORTS)
     }
 
 
@@ -98,6 +117,7 @@ FACETS = (
         Setting("record factory", logging.getLogRecordFactory, logging.setLogRecordFactory),
     ),
     Facet("level of logger", _levels, _restore_level),
+    Facet("start method of multiprocessing", _start_method, _restore_start_method, _describe_start_method),
     settings(
         "warnings",
         Setting("filters", lambda: tuple(warnings.filters), _put_filters),
@@ -114,7 +134,6 @@ FACETS = (
         Setting("event loop policy", *attribute(asyncio.events, "_event_loop_policy")),
         Setting("event loop", _loop, _put_loop),
         Setting("running event loop", asyncio.events._get_running_loop, asyncio.events._set_running_loop),
-        Setting("start method", *attribute(multiprocessing.context._default_context, "_actual_context")),
         Setting("default timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
         Setting("folder for temporary files", *attribute(tempfile, "tempdir")),
         Setting("tracemalloc", _tracemalloc.is_tracing, lambda _: tracemalloc.stop()),

@@ -41,6 +41,8 @@ class _Living(NamedTuple):
     """Time limit of its calls in seconds; None if torch does not report it."""
     store_limit_s: float | None
     """Time limit of the default group's store in seconds."""
+    is_of_mesh: bool
+    """Whether it belongs to a DeviceMesh, which has no function that destroys its groups."""
 
 
 def _groups() -> dict[str, Any]:
@@ -52,7 +54,12 @@ def _groups() -> dict[str, Any]:
 def read_groups() -> Values:
     """The living groups by name; the default group is called ``default``."""
     return {
-        name: _Living(id(group), timeout_s(group), _store_limit_s() if name == "default" else None)
+        name: _Living(
+            id(group),
+            timeout_s(group),
+            _store_limit_s() if name == "default" else None,
+            group.group_desc.startswith("mesh_"),
+        )
         for name, group in _groups().items()
     }
 
@@ -80,6 +87,8 @@ def _restore(name: str, then: Any) -> bool:
 
 
 def _describe_group(what: str, now: Any, then: Any) -> str:
+    if now is not MISSING and then is MISSING and now.is_of_mesh:
+        return ""
     if now is MISSING or then is MISSING or now.id != then.id:
         return presence(what, now, then)
     store = "" if now.limit_s != then.limit_s else " store"

@@ -44,7 +44,11 @@ def _restore_directory(_name: str, then: Any) -> bool:
 
 
 def _signals() -> Values:
-    return {signum: _signal.getsignal(signum) for signum in _WATCHED_SIGNALS}
+    handlers = {signum: _signal.getsignal(signum) for signum in _WATCHED_SIGNALS}
+    # A DataLoader with workers sets it once for its process.
+    if getattr(handlers[signal.SIGCHLD], "__module__", "") == "torch.utils.data._utils.signal_handling":
+        handlers[signal.SIGCHLD] = _signal.SIG_DFL
+    return handlers
 
 
 def _restore_signal(signum: signal.Signals, then: Any) -> bool:

@@ -159,14 +159,15 @@ def restore_state(
                 if at_start is not None and is_same(at_start.get(facet.kind, {}).get(name, MISSING), now):
                     continue
             leak = describe_change(facet, name, now, then)
-            leaks += [leak] if leak else []
+            leaks.append(leak)
             if facet.by_world and then is MISSING:
                 store_keys.append(name)
             elif not _restore(facet, name, then):
                 kept.append(leak)
     reset_compiler()
     # After a restoration the facts are out of date, so the next test reads the state again.
-    return Restoration(_named(leaks), _named(kept), None if leaks else facts, tuple(store_keys))
+    named = [leak for leak in leaks if leak]
+    return Restoration(_named(named), _named(kept), None if leaks else facts, tuple(store_keys))
 
 
 # State is compared after a test, not guarded during it: wrapped modes and functions would run tests in a different
