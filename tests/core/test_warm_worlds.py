@@ -1,5 +1,7 @@
 """Warm worlds: reused, cleaned between tests, leaks named, replaced after a failure."""
 
+import re
+
 import pytest
 from lab import IMPORTS_AT_FORK
 
@@ -380,6 +382,15 @@ FIXTURE = f"""{MESHES}
     def test_of_a_module(world, turn, mesh):
         multiply(mesh)
 """
+HASHED = f"""{MESHES}
+    def test_group_with_a_hash_is_destroyed(world, turn):
+        other = [dist.new_group([0, 1]) for _ in range(turn)]
+        group = dist.new_group([0, 1], use_local_synchronization=True)
+        multiply(DeviceMesh.from_group(group, "cpu"))
+        dist.destroy_process_group(group)
+        for each in other:
+            dist.destroy_process_group(each)
+"""
 WORLD = f"""{MESHES}
     def test_world(world, turn):
         multiply(init_device_mesh("cpu", (2,)))
@@ -387,10 +398,13 @@ WORLD = f"""{MESHES}
 
 
 def test_a_mesh_is_not_taken_for_an_equal_one_of_an_earlier_test(lab):
-    ended = lab.write(test_groups=GROUPS, test_world=WORLD, test_fixture=FIXTURE).run(".")
+    ended = lab.write(test_groups=GROUPS, test_world=WORLD, test_fixture=FIXTURE, test_hashed=HASHED).run(".")
 
     assert ended.exit_code == 0, ended.output
-    assert not any("DTensor" in note for test in ended.run.tests for note in test.final.notes)
+    notes = [(test.test.name, note) for test in ended.run.tests for note in test.final.notes]
+    left = [note for name, note in notes if "group_is_left" in name]
+    assert len(left) == len(notes) == 2
+    assert all(re.fullmatch(r"ranks 0, 1 leaked process group \d \(still there\)", note) for note in left)
     for file in ("test_world.py", "test_fixture.py"):
         worlds = [test.final.world_id for test in ended.run.tests if file in test.test.nodeid]
         assert len(worlds) == 2
@@ -407,20 +421,33 @@ COMPILES = """
     @pytest.mark.world_size(1)
     @pytest.mark.parametrize("turn", range(2))
     def test_compiles(world, turn):
-        # What torch.compile leaves in a process, without its minute of a C++ compiler.
+        # As torch.compile, without the time of a C++ compiler.
         AsyncCompile.pool().submit(len, "").result()
         sys.setrecursionlimit(2000)
         sys.path.append("/packages/setuptools/_vendor")
         torch.distributed.config.get_config_copy()
         torch.compile(lambda x: x + turn, backend="aot_eager")(torch.ones(1))
+
+    @pytest.mark.world_size(1)
+    def test_leaves_more(world):
+        sys.setrecursionlimit(5000)
+        sys.path += ["/left", "/packages/setuptools/_vendor"]
+
+    @pytest.mark.world_size(1)
+    def test_meets_nothing(world):
+        assert sys.getrecursionlimit() < 2000
+        assert "/left" not in sys.path
+        assert "/packages/setuptools/_vendor" in sys.path
 """
 
 
 def test_what_torchs_compiler_keeps_is_no_leak_and_costs_no_world(lab):
-    ended = lab.write(test_compiles=COMPILES).run("test_compiles.py")
+    ended = lab.write(test_compiles=COMPILES).run("test_compiles.py", "--slots", "1")
 
     assert ended.exit_code == 0, ended.output
-    assert [(), ()] == [test.final.notes for test in ended.run.tests]
+    notes = {test.test.name: test.final.notes for test in ended.run.tests}
+    assert 2 == len(notes.pop("test_leaves_more[1xgloo]"))
+    assert {()} == set(notes.values())
     assert len({test.final.world_id for test in ended.run.tests}) == 1
 
 

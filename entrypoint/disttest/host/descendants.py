@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from disttest.clock import monotonic, sleep
-from disttest.host.proc import age_of, forked_children, has_children, is_alive, stat_of
+from disttest.host.proc import age_of, forked_children, has_children, is_alive, is_exiting, stat_of
 from disttest.host.process import send_signal
 from disttest.limits import KILL_S
 
@@ -22,6 +22,7 @@ _TRACKER, _SERVER = "multiprocessing.resource_tracker", "multiprocessing.forkser
 """Processes that Python starts once and keeps. They do not count as leaked."""
 _COMPILER = "/_inductor/compile_worker/"
 """torch's compiler starts it once, and fails without it: ``torch/_inductor/compile_worker/subproc_pool.py``."""
+_LOOKS = 100
 _SHOWN = 80
 """Length of a command line in a message, in characters."""
 
@@ -47,7 +48,12 @@ def command_of(pid: int) -> str:
     """
     try:
         process = psutil.Process(pid)
-        return " ".join(process.cmdline()) or process.name()
+        # A process has none for a moment while it starts a program, and at its end.
+        for _ in range(_LOOKS):
+            if (words := process.cmdline()) or is_exiting(pid):
+                break
+            sleep(0.001)
+        return " ".join(words) or process.name()
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(pid) from error
 
@@ -168,10 +174,7 @@ def is_compiler(pid: int) -> bool:
 
 def _would_stay(pid: int) -> bool:
     """Whether a process is not ending, and does not end with the process that started it."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        # The kernel frees the memory of a process that ends, with its command line, before it counts as ended.
-        return bool(psutil.Process(pid).cmdline()) and not (is_helper(pid) or is_compiler(pid))
-    return False
+    return not (is_exiting(pid) or is_helper(pid) or is_compiler(pid))
 
 
 def _is_called(pid: int, name: str) -> bool:

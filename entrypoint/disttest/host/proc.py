@@ -10,6 +10,8 @@ from pathlib import Path
 
 from disttest.model import Frozen
 
+# https://github.com/torvalds/linux/blob/master/include/linux/sched.h
+_PF_EXITING = 0x4
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of the kernel. In other namespaces NVML's process ids do not match."""
 _HOST_IPC_NAMESPACE = "ipc:[4026531839]"
@@ -103,6 +105,14 @@ def process_state(pid: int) -> str:
     with contextlib.suppress(ProcessLookupError):
         return stat_of(pid)[0]
     return ""
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether a process is ending or has ended. It loses its memory, with its command line, before its end."""
+    try:
+        return bool(int(stat_of(pid)[6]) & _PF_EXITING)
+    except ProcessLookupError:
+        return True
 
 
 def is_alive(pid: int) -> bool:

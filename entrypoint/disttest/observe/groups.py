@@ -34,6 +34,8 @@ class KnownGroup:
 
 # Weak: the layer must not keep a group alive that the test has dropped.
 _known: WeakKeyDictionary[dist.ProcessGroup, KnownGroup] = WeakKeyDictionary()
+destroyed = 0
+"""Number of known groups that were destroyed."""
 
 
 def known(pg: dist.ProcessGroup) -> KnownGroup:
@@ -57,6 +59,8 @@ def note_made(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
 
 def forget(pg: Any) -> Group | None:
     """Drop a destroyed group; return its record if it was made or used while the layer was installed."""
+    global destroyed  # a process is one rank
+    destroyed += 1
     found = _known.pop(pg, None)
     return found.group if found else None
 

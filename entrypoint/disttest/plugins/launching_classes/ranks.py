@@ -138,7 +138,8 @@ def serve_requests(
         # After a failure the state of the process is unknown, so the rank leaves as a new one does.
         if code not in (0, *skips):
             return TestDone(exit_code=code)
-        if left := state.left(skipped=code in skips):
+        left = state.left(skipped=code in skips)
+        if left is not None:
             return TestDone(exit_code=code, leaks=tuple(map(clean_text, left)))
         channel.send(TestDone(exit_code=code, stays=True))
     return TestDone(exit_code=0)
@@ -168,8 +169,8 @@ class _State:
         if variables:
             self._facts |= state_snapshot.set_variables(variables)
 
-    def left(self, *, skipped: bool) -> tuple[str, ...]:
-        """Describe state that a test has left, after restoring what can be restored."""
+    def left(self, *, skipped: bool) -> tuple[str, ...] | None:
+        """Describe state that a test has left and that cannot be restored; None if the rank may run another one."""
         # A skipped test leaves its group to the end of the process, which comes later in a rank that stays.
         if skipped:
             _destroy_groups()
@@ -177,14 +178,14 @@ class _State:
             return left
         # After the checks for threads and groups: nothing is worth restoring in a rank that leaves anyway.
         cleanup = state_snapshot.restore_state(self._facts, self._facts, shared_fixtures=False)
-        if cleanup.kept or cleanup.store_keys:
+        if cleanup.retire or cleanup.store_keys:
             return (*cleanup.kept, *(f"store key {key}" for key in cleanup.store_keys))
         # Otherwise an object in a reference cycle, such as a group, would be destroyed in the middle of another
         # test.
         gc.collect()
         flush_output()
         plugin_manager().call("disttest_process_saves")
-        return ()
+        return None
 
     def _modules_changed(self) -> tuple[str, ...]:
         name = self._inheritance.put_back()

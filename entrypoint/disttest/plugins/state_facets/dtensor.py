@@ -9,18 +9,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from disttest.observe.groups import living_groups
+from disttest.observe import groups
 from disttest.runtime.rank.facet import MISSING, Facet, Values
 
 _IMPLICIT, _LOSS = "implicit replication", "loss_parallel"
 
 
 def _count_groups() -> Values:
-    """Count the groups that were made and those that are left; without a default group: whether torch keeps meshes."""
+    """Count groups that were made, destroyed and left; without a default group: whether torch keeps meshes."""
     if not dist.is_available() or not dist.is_initialized():
         return {"groups": _keeps_meshes()}
     # Private (torch 2.9 to 2.15). It numbers the groups whose names are no hashes of their ranks.
-    return {"groups": (dist.distributed_c10d._world.group_count, len(living_groups()))}
+    return {
+        "groups": (dist.distributed_c10d._world.group_count, groups.destroyed, len(groups.living_groups()))
+    }
 
 
 # DTensor's caches take a DeviceMesh for an equal one of an earlier test, whose groups are gone: an operation then fails,

@@ -8,9 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from disttest.runtime.rank.facet import Facet, Setting, Values, attribute, presence, settings
-
-_USUAL_LIMIT = 1000
+from disttest.runtime.rank.facet import Facet, Setting, Values, attribute, change, presence, settings
 
 
 def threads() -> Values:
@@ -33,15 +31,30 @@ def _is_of_compiler(thread: threading.Thread) -> bool:
     return is_worker or str(module_of_target).startswith("torch._inductor.")
 
 
-def _recursion_limit() -> int:
-    # torch's compiler raises it to 2,000, for good.
-    limit = sys.getrecursionlimit()
-    return _USUAL_LIMIT if _USUAL_LIMIT <= limit <= 2 * _USUAL_LIMIT else limit
+def _restore_limit(_name: str, then: Any) -> bool:
+    sys.setrecursionlimit(then)
+    return True
 
 
-def _path() -> tuple[str, ...]:
-    # setuptools adds a folder of its own when it is imported, which torch's compiler does.
-    return tuple(entry for entry in sys.path if not str(entry).endswith("/setuptools/_vendor"))
+def _describe_limit(what: str, now: Any, then: Any) -> str:
+    # torch's compiler sets this limit each time.
+    is_of_compiler = now == 2000 and "torch._inductor.compile_fx" in sys.modules
+    return "" if is_of_compiler else change(what, now, then)
+
+
+def _restore_path(_name: str, then: tuple[str, ...]) -> bool:
+    # setuptools, which torch's compiler imports, adds its folder once for its process.
+    sys.path[:] = [*then, *(entry for entry in sys.path if _is_of_setuptools(entry) and entry not in then)]
+    return True
+
+
+def _is_of_setuptools(entry: str) -> bool:
+    return str(entry).endswith("/setuptools/_vendor")
+
+
+def _describe_path(what: str, now: Any, then: Any) -> str:
+    without = [[entry for entry in path if not _is_of_setuptools(entry)] for path in (now, then)]
+    return "" if without[0] == without[1] else change(what, now, then)
 
 
 def never(_name: Any, _then: Any) -> bool:
@@ -90,18 +103,18 @@ FACETS = (
         Setting("unraisablehook", *attribute(sys, "unraisablehook")),
         Setting("displayhook", *attribute(sys, "displayhook")),
         Setting("breakpointhook", *attribute(sys, "breakpointhook")),
-        Setting("recursion limit", _recursion_limit, sys.setrecursionlimit),
         Setting("switch interval", sys.getswitchinterval, sys.setswitchinterval),
         # `threading.stack_size` both reads and sets the value.
         Setting("stack size of threads", threading.stack_size, threading.stack_size),
         Setting("dlopen flags", sys.getdlopenflags, sys.setdlopenflags),
         Setting("longest integer text", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
         Setting("dont_write_bytecode", *attribute(sys, "dont_write_bytecode")),
-        Setting("sys.path", _path, in_place(sys.path)[1]),
         Setting("sys.meta_path", *in_place(sys.meta_path)),
         Setting("sys.path_hooks", *in_place(sys.path_hooks)),
         Setting("sys.argv", *in_place(sys.argv)),
     ),
+    Facet("recursion limit", lambda: {"": sys.getrecursionlimit()}, _restore_limit, _describe_limit),
+    Facet("sys.path", lambda: {"": tuple(sys.path)}, _restore_path, _describe_path),
     # torch replaces it while it creates the default group.
     settings("hook", Setting("excepthook", *attribute(sys, "excepthook")), made_for_tests=True),
     settings(

@@ -14,10 +14,9 @@ import tempfile
 import tracemalloc
 import warnings
 from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import Any
 
-from disttest.host.descendants import is_compiler
+from disttest.host.descendants import command_of, is_compiler
 from disttest.host.proc import forked_children, has_children, is_alive
 from disttest.plugins.state_facets.interpreter import in_place, never
 from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribute, change, presence, settings
@@ -78,8 +77,13 @@ def _levels() -> Values:
     return {
         name: level
         for name, logger in logging.root.manager.loggerDict.items()
-        if (level := getattr(logger, "level", 0)) and not name.startswith(_SET_BY_IMPORTS)
+        if (level := getattr(logger, "level", 0))
     }
+
+
+def _describe_level(what: str, now: Any, then: Any) -> str:
+    is_of_import = then is MISSING and what.partition("level of logger ")[2].startswith(_SET_BY_IMPORTS)
+    return "" if is_of_import else change(what, now, then)
 
 
 def _restore_level(name: str, then: Any) -> bool:
@@ -99,10 +103,9 @@ def _children() -> Values:
 
 def _command(pid: int) -> str:
     try:
-        line = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
-    except OSError:
-        line = ""
-    return line[:60] or "about to end"
+        return command_of(pid)[:60]
+    except ProcessLookupError:
+        return "about to end"
 
 
 FACETS = (
@@ -116,7 +119,7 @@ FACETS = (
         Setting("logger class", logging.getLoggerClass, logging.setLoggerClass),
         Setting("record factory", logging.getLogRecordFactory, logging.setLogRecordFactory),
     ),
-    Facet("level of logger", _levels, _restore_level),
+    Facet("level of logger", _levels, _restore_level, _describe_level),
     Facet("start method of multiprocessing", _start_method, _restore_start_method, _describe_start_method),
     settings(
         "warnings",

@@ -58,7 +58,7 @@ def read_groups() -> Values:
             id(group),
             timeout_s(group),
             _store_limit_s() if name == "default" else None,
-            group.group_desc.startswith("mesh_"),
+            str(getattr(group, "group_desc", "")).startswith("mesh_"),
         )
         for name, group in _groups().items()
     }
@@ -87,7 +87,7 @@ def _restore(name: str, then: Any) -> bool:
 
 
 def _describe_group(what: str, now: Any, then: Any) -> str:
-    if now is not MISSING and then is MISSING and now.is_of_mesh:
+    if now is not MISSING and then is MISSING and getattr(now, "is_of_mesh", False):
         return ""
     if now is MISSING or then is MISSING or now.id != then.id:
         return presence(what, now, then)

@@ -99,7 +99,10 @@ def is_same(left: Any, right: Any) -> bool:
 def describe_change(facet: Facet, name: Any, now: Any, then: Any) -> str:
     """Describe the change of one value."""
     what = f"{facet.kind} {_as_text(name)}".strip()
-    return (facet.describe or change)(what, now, then)
+    try:
+        return (facet.describe or change)(what, now, then)
+    except Exception:  # noqa: BLE001 - a value that a test has left, or that could not be read
+        return change(what, now, then)
 
 
 def presence(what: str, now: Any, _then: Any) -> str:

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from disttest.plugin_manager import plugin_manager
-from disttest.runtime.rank.facet import MISSING, Facet, FacetSource, Values
+from disttest.runtime.rank.facet import MISSING, Facet, FacetSource, Values, change
 
 ENVIRONMENT = "environment"
 """The facet whose values are the environment variables, by name; both are bytes."""
@@ -39,7 +39,7 @@ def _sources() -> list[tuple[str, FacetSource]]:
 
 @lru_cache
 def _facets_of(loaded: tuple[bool, ...]) -> tuple[Facet, ...]:
-    facets = [Facet(ENVIRONMENT, _environment, _restore_variable)]
+    facets = [Facet(ENVIRONMENT, _environment, _restore_variable, _describe_variable)]
     for is_loaded, (plugin, source) in zip(loaded, _sources(), strict=True):
         for facet in source.load() if is_loaded else ():
             is_taken = any(other.kind == facet.kind for other in facets)
@@ -53,10 +53,13 @@ def _environment() -> Values:
     values = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001, TID251
     for name in _NOT_OF_TESTS:
         values.pop(name, None)
-    # torch sets it to its default when it compiles for a GPU.
-    if b"/torchinductor_" in values.get(b"TORCHINDUCTOR_CACHE_DIR", b""):
-        del values[b"TORCHINDUCTOR_CACHE_DIR"]
     return values
+
+
+def _describe_variable(what: str, now: Any, then: Any) -> str:
+    # torch's compiler sets such variables to its default folder, or to one below it.
+    is_of_compiler = then is MISSING and what.endswith("_CACHE_DIR") and b"/torchinductor_" in now
+    return "" if is_of_compiler else change(what, now, then)
 
 
 def _restore_variable(name: bytes, then: Any) -> bool:

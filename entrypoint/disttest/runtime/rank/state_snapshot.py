@@ -37,11 +37,8 @@ class Restoration(NamedTuple):
     """State after the restoration; None if something had to be restored."""
     store_keys: tuple[str, ...] = ()
     """Keys that the world must delete from its store."""
-
-    @property
-    def retire(self) -> bool:
-        """Whether this process must not run another test."""
-        return bool(self.kept)
+    retire: bool = False
+    """Whether this process must not run another test."""
 
 
 class _Unreadable(NamedTuple):
@@ -166,8 +163,8 @@ def restore_state(
                 kept.append(leak)
     reset_compiler()
     # After a restoration the facts are out of date, so the next test reads the state again.
-    named = [leak for leak in leaks if leak]
-    return Restoration(_named(named), _named(kept), None if leaks else facts, tuple(store_keys))
+    left = None if leaks else facts
+    return Restoration(_named(leaks), _named(kept), left, tuple(store_keys), retire=bool(kept))
 
 
 # State is compared after a test, not guarded during it: wrapped modes and functions would run tests in a different
@@ -260,7 +257,8 @@ def _has_accelerator(torch: Any) -> bool:
     return bool(shown) if shown is not None else torch.cuda.device_count() > 0
 
 
-def _named(leaks: list[str]) -> tuple[str, ...]:
+def _named(all_leaks: list[str]) -> tuple[str, ...]:
+    leaks = [leak for leak in all_leaks if leak]
     more = len(leaks) - _MOST_NAMED
     return (*leaks[:_MOST_NAMED], f"{more} more, which are not listed") if more > 0 else tuple(leaks)
 
