@@ -52,6 +52,7 @@ def contributions(members: Members, *shape: int, dtype: torch.dtype = torch.floa
         values = torch.complex(*torch.randint(1, 4, (2, members.size, *shape)).float())
     else:
         values = torch.randint(1, 4, (members.size, *shape))
+        # The first element tells who sent it.
         values.view(members.size, -1)[:, 0] = torch.arange(members.size) % 100 + 1
     return values.to(dtype).to(members.world.device)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from disttest.host.imports import loaded
 from disttest.observe import groups
 from disttest.runtime.rank.facet import MISSING, Facet, Values
 
@@ -40,11 +40,10 @@ def _keeps_meshes() -> bool:
     """Whether torch keeps meshes in its caches: DTensor of its operations, torch 2.9 of parts of meshes."""
     # Private (torch 2.9 to 2.15): torch/distributed/device_mesh.py, torch/distributed/tensor/_sharding_prop.py and
     # torch/distributed/tensor/debug/__init__.py.
-    meshes = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
+    meshes = getattr(loaded("torch.distributed.device_mesh"), "_mesh_resources", None)
     if getattr(meshes, "child_to_root_mapping", None):
         return True
-    api = sys.modules.get("torch.distributed.tensor._api")
-    if api is None:
+    if (api := _api()) is None:
         return False
     try:
         in_python = api.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_info().misses
@@ -55,11 +54,11 @@ def _keeps_meshes() -> bool:
 
 
 def _api() -> Any:
-    return sys.modules.get("torch.distributed.tensor._api")
+    return loaded("torch.distributed.tensor._api")
 
 
 def _loss() -> Any:
-    return sys.modules.get("torch.distributed.tensor.parallel.loss")
+    return loaded("torch.distributed.tensor.parallel.loss")
 
 
 def _settings() -> Values:
@@ -86,8 +85,7 @@ def _restore(name: str, then: Any) -> bool:
 
 
 def _context_parallel() -> Any:
-    module = sys.modules.get("torch.distributed.tensor.experimental._attention")
-    return getattr(module, "_cp_options", None)
+    return getattr(loaded("torch.distributed.tensor.experimental._attention"), "_cp_options", None)
 
 
 def _changed_options() -> Values:

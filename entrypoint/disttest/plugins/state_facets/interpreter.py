@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from disttest.host.imports import loaded
 from disttest.runtime.rank.facet import Facet, Setting, Values, attribute, change, presence, settings
 
 
@@ -21,8 +22,7 @@ def threads() -> Values:
 
 def _is_of_compiler(thread: threading.Thread) -> bool:
     """Whether torch's compiler started the thread, which it keeps for all compilations of the process."""
-    module = sys.modules.get("torch._inductor.async_compile")
-    if module is None:
+    if (module := loaded("torch._inductor.async_compile")) is None:
         return False
     pool = module.AsyncCompile.pool
     # Private: the workers of a pool (Python 3.11 to 3.13), the function of a thread.
@@ -38,7 +38,7 @@ def _restore_limit(_name: str, then: Any) -> bool:
 
 def _describe_limit(what: str, now: Any, then: Any) -> str:
     # torch's compiler sets this limit each time.
-    is_of_compiler = now == 2000 and "torch._inductor.compile_fx" in sys.modules
+    is_of_compiler = now == 2000 and loaded("torch._inductor.compile_fx") is not None
     return "" if is_of_compiler else change(what, now, then)
 
 

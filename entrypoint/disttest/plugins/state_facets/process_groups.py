@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from disttest.host.imports import loaded
 from disttest.observe import store_calls, unobserved
 from disttest.observe.groups import living_groups, timeout_s
 from disttest.plugins.state_facets.interpreter import never, threads
@@ -172,7 +173,7 @@ def _restore_handler(scheme: str, then: Any) -> bool:
 
 
 def _has_agent() -> bool:
-    rpc = sys.modules.get("torch.distributed.rpc.api")
+    rpc = loaded("torch.distributed.rpc.api")
     return rpc is not None and rpc._is_current_rpc_agent_set()
 
 
