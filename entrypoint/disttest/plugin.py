@@ -301,20 +301,21 @@ def _run_tests(session: pytest.Session) -> bool | None:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and reporter.verbosity <= 0:
         reporter.showfspath = False  # parallel worlds would print a file name for every dot
-    from disttest.runtime.controller.controller import DeadlinePassed, RunStopped, run_out_of_process
+    from disttest.runtime.controller.controller import RunStopped, run_out_of_process
+    from disttest.runtime.controller.session import DeadlinePassed
 
     was_frozen, note = is_frozen(), functools.partial(_note, session.config)
     try:
         # A conftest may ignore SIGCHLD or reap children in a handler: the exits of worlds would be lost.
         with awaitable_children():
             run_out_of_process(session, run, note)
+        run_ordinary(session, run, note, thaw=not was_frozen)
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         leave_session(run.reason, ExitCode.DEADLINE)
     except RunStopped as stopped:
         run.stop(stopped.stop.reason)
         leave_session(run.reason, stopped.stop.exit_code)
-    run_ordinary(session, run, note, thaw=not was_frozen)
     return True
 
 

@@ -188,6 +188,41 @@ def test_a_hang_at_import_ends_at_the_deadline_of_the_run(lab):
     assert (ended.results / "junit.xml").exists()
 
 
+@pytest.mark.parametrize("mark", ["", "@pytest.mark.world_size(2)"], ids=["ordinary", "world"])
+def test_the_deadline_counts_from_the_start_of_the_command(lab, mark):
+    """Where torch took ten seconds to import, it counted from then on, and the supervisor broke the run off first."""
+    test = f"""
+        import pytest
+
+        {mark}
+        def test_x():
+            pass
+    """
+    lab.write(conftest="import time; time.sleep(2)", test_x=test)
+    ended = lab.run("test_x.py", "--deadline", "2", *SLOTS)
+
+    assert 124 == ended.exit_code, ended.output
+    assert Outcome.PASSED not in [test.final.outcome for test in ended.run.tests]
+
+
+@pytest.mark.parametrize("results", [{}, {"results": ""}], ids=["results", "no-results"])
+def test_no_ordinary_test_begins_after_the_deadline(lab, results):
+    test = """
+        import time
+
+        def test_first():
+            time.sleep(1)
+
+        def test_second():
+            pass
+    """
+    ended = lab.write(test_x=test).pytest("--disttest-deadline=1", **results)
+
+    assert 124 == ended.exit_code, ended.output
+    assert "the deadline of the run (1 s) passed" in ended.output
+    assert "1 passed" in ended.output
+
+
 def test_death_of_the_controller_in_mid_run(lab):
     process = lab.write(test_slow=SLOW).start("test_slow.py", *SLOTS)
     wait_for_slow_worlds(lab)

@@ -34,16 +34,12 @@ from disttest.runtime.controller.fork_sources import ForkSources, fork_sources
 from disttest.runtime.controller.live_output import LiveOutput
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_recorder import RunRecorder
-from disttest.runtime.controller.session import RunSession
+from disttest.runtime.controller.session import DeadlinePassed, RunSession
 from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
 from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldPool, settle
 from disttest.runtime.messages.protocol import RunStop, TestJudged, WorldOrder
-
-
-class DeadlinePassed(Exception):
-    """The deadline of the whole run has passed."""
 
 
 class RunStopped(Exception):

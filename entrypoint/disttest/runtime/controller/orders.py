@@ -75,6 +75,8 @@ class ControllerOrder(Order, tag="controller"):
     failed_first: bool = False
     columns: int = 0
     """Width of the command's view of the run, which replaces most output of pytest; 0 without a view."""
+    until_s: float | None = None
+    """End of the run on the monotonic clock, which processes of one machine share."""
     leaving: int | None = None
     """Descriptor of :class:`disttest.runtime.messages.leaving.LeaveNote`."""
     claim: int | None = None

@@ -222,7 +222,11 @@ def be_an_ordinary_process() -> None:
 def run_ordinary(
     session: pytest.Session, run: RunSession, note: Callable[[str], None], *, thaw: bool
 ) -> None:
-    """Run them; ``note`` records the activity of this process, ``thaw`` lets the collector see the objects at fork time."""
+    """Run them; ``note`` records the activity of this process, ``thaw`` lets the collector see the objects at fork time.
+
+    Raises:
+        DeadlinePassed: the deadline of the run passed before the last of them.
+    """
     items = [item for item, _ in run.ordinary]
     if not items:
         # Plugins may use CUDA at the end of the session. No test computes any more, so threads stay limited.
@@ -233,6 +237,7 @@ def run_ordinary(
         gc.unfreeze()
     plugin_manager().call("disttest_ordinary_tests_begin", options=run.options)
     for index, item in enumerate(items):
+        run.check_deadline()
         following = items[index + 1] if index + 1 < len(items) else None
         note(f"running {item.nodeid}")
         try:

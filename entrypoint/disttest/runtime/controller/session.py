@@ -85,6 +85,10 @@ class TestSelection(Frozen):
     plugin's name; None for none."""
 
 
+class DeadlinePassed(Exception):
+    """The deadline of the whole run has passed."""
+
+
 class RunSession:
     """State between hooks; one for each pytest configuration.
 
@@ -141,7 +145,15 @@ class RunSession:
     @property
     def deadline_s(self) -> float | None:
         """End of the run on the monotonic clock."""
+        # The command has been running for the seconds that it takes to import torch.
+        if self.work.until_s is not None:
+            return self.work.until_s
         return self.started_s + self.options.deadline if self.options.deadline else None
+
+    def check_deadline(self) -> None:
+        """Raise DeadlinePassed if the deadline of the run has passed."""
+        if self.deadline_s is not None and monotonic() >= self.deadline_s:
+            raise DeadlinePassed
 
     @property
     def ordinary(self) -> list[tuple[pytest.Item, TestCase]]:
@@ -280,7 +292,8 @@ class RunSession:
         notes = plugin_manager().items("disttest_notes_on_tests", str, tests=tests, options=self.options)
         for _, note in notes:
             self._say(note)
-        if self.options.results or isolated or any(test.world for _, test in self.pairs):
+        wanted = self.options.results or self.options.deadline
+        if wanted or isolated or any(test.world for _, test in self.pairs):
             self._open_journal()
 
     def find_hazards(self) -> Hazards:

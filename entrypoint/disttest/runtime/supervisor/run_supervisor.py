@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -175,15 +175,17 @@ def run_supervised(
     # Before the first process starts: both compare the end of the run with this moment.
     watches, shortage = watch_run(lambda: directory.home.now()), Shortage()
     watch = Watch(journal.path, view, journal.now)
-    until_s = monotonic() + options.deadline if options.deadline else math.inf
+    until_s = math.inf
+    if options.deadline:
+        until_s = monotonic() + options.deadline
+        order = msgspec.structs.replace(order, until_s=until_s)
     ends: list[_End] = []
     # A set-up script may have left servers running for all pytest processes.
     services = tuple(children_of())
     try:
-        # Lazily, because each process gets the time that is left of the deadline.
-        for words in _arguments_of(processes, options, until_s):
+        for process in processes:
             given = (order, watch, directory, journal, options.seed, until_s, services)
-            ends.append(_run_one([*argv, *words], *given))
+            ends.append(_run_one([*argv, *process.arguments], *given))
             if ends[-1].is_early:
                 break
     finally:
@@ -199,22 +201,6 @@ def run_supervised(
     run = fold(journal.events()) if outgoing.active else watch.folding.result()
     journal.close()
     return run
-
-
-def _arguments_of(
-    processes: Sequence[PytestProcess], options: RunOptions, until_s: float
-) -> Iterator[tuple[str, ...]]:
-    """Yield further arguments for each pytest process.
-
-    Args:
-        processes: processes of the run.
-        options: options of the run.
-        until_s: deadline of the run, on the monotonic clock.
-    """
-    for number, process in enumerate(processes):
-        # The first process has the deadline among its arguments already. 0 would mean no deadline.
-        left_s = max(1, math.ceil(until_s - monotonic())) if number and options.deadline else 0
-        yield (*process.arguments, *([f"--disttest-deadline={left_s}"] if left_s else []))
 
 
 def _run_one(
