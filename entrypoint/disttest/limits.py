@@ -82,6 +82,8 @@ COLLECT_S = 300.0
 """Time for a clean process to collect the files of a run a second time."""
 THREAD_REST_S = 0.25
 """Time for a thread to come to rest before forking counts as unsafe. A thread pool spins briefly before it waits."""
+THREAD_END_S = 0.1
+"""Time for a thread that a test has left to end by itself, before the test is said to have leaked it."""
 WORLD_START_S = 120.0
 """Time for fresh interpreters to import torch from a slow file system, all at the same time."""
 RANKS_COLLECT_S = 20.0

@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 import shutil
+import threading
 from unittest import mock
 
 import pytest
@@ -67,6 +68,48 @@ def test_modes_of_the_test_are_counted_and_not_ours():
         with FlopCounterMode(display=False):
             assert before + 1 == modes.read()["dispatch modes"]
         watching_operations().leave(tool)
+
+
+class EndsWhenJoined(threading.Thread):
+    """One that is about to end."""
+
+    def __init__(self):
+        super().__init__(name="ends", daemon=True)
+        self.go = threading.Event()
+
+    def run(self):
+        self.go.wait()
+
+    def join(self, timeout=None):
+        self.go.set()
+        super().join()
+
+
+def test_a_thread_that_ends_by_itself_is_no_leak():
+    before = state_snapshot.read_state(lambda: (facet_of("interpreter", "thread"),))
+    EndsWhenJoined().start()
+
+    cleanup = state_snapshot.restore_state(
+        before, before, shared_fixtures=False, facets=lambda: (facet_of("interpreter", "thread"),)
+    )
+
+    assert ((), False) == (cleanup.leaks, cleanup.retire)
+
+
+def test_a_thread_that_lives_on_is_a_leak_and_so_is_one_that_has_gone():
+    threads, go = facet_of("interpreter", "thread"), threading.Event()
+    before = threads.read()
+    left = threading.Thread(target=go.wait, name="left")
+    left.start()
+    after = threads.read()
+
+    assert "thread left (still there)" == threads.describe("thread left", after["left"], MISSING)
+    assert not threads.restore("left", MISSING)
+    go.set()
+    left.join()
+    assert before == threads.read()
+    assert "thread left (gone)" == threads.describe("thread left", MISSING, after["left"])
+    assert not threads.restore("left", after["left"])
 
 
 def test_functions_that_the_test_has_replaced_are_named_and_not_ours(monkeypatch):

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from disttest.host.imports import loaded
-from disttest.runtime.rank.facet import Facet, Setting, Values, attribute, change, presence, settings
+from disttest.limits import THREAD_END_S
+from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribute, change, presence, settings
 
 
 def threads() -> Values:
@@ -29,6 +30,19 @@ def _is_of_compiler(thread: threading.Thread) -> bool:
     is_worker = bool(pool.cache_info().currsize) and thread in pool()._threads
     module_of_target = getattr(getattr(thread, "_target", None), "__module__", "")
     return is_worker or str(module_of_target).startswith("torch._inductor.")
+
+
+def _describe_thread(what: str, now: Any, then: Any) -> str:
+    found = next((thread for thread in threading.enumerate() if thread.ident == now), None)
+    if found is not None:
+        # A queue or an executor that the test has closed ends its thread a moment later.
+        found.join(THREAD_END_S)
+    is_over = now is not MISSING and (found is None or not found.is_alive())
+    return "" if is_over else presence(what, now, then)
+
+
+def _has_ended(name: str, then: Any) -> bool:
+    return then is MISSING and name not in threads()
 
 
 def _restore_limit(_name: str, then: Any) -> bool:
@@ -90,7 +104,7 @@ def _of_tests(get: Callable[[], Any]) -> Callable[[], Any]:
 _threads_trace, _put_threads_trace = attribute(threading, "_trace_hook")
 
 FACETS = (
-    Facet("thread", threads, never, presence),
+    Facet("thread", threads, _has_ended, _describe_thread),
     settings(
         "tracing",
         Setting("function", _of_tests(sys.gettrace), sys.settrace),
