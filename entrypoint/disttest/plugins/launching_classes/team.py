@@ -135,7 +135,7 @@ class Team:
             self.held.close()
         # Orphans of ranks become children of the main process, which adopts them.
         if forked_children() - self.before:
-            kill_descendants(spare=self.before)
+            kill_descendants(spare_trees=tuple(self.before))
 
 
 def foreign_record(rank: int, code: int | None, after_s: float, traceback: str = "") -> RankRecord:

@@ -17,6 +17,7 @@ import pytest
 
 from disttest.clock import monotonic
 from disttest.errors import ExitCode
+from disttest.host.descendants import children_of
 from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S, TICK_S
@@ -63,6 +64,7 @@ class Controller(Listener):
         workplace: Workplace,
         *,
         fork_sources: Callable[[], ForkSources],
+        services: Sequence[int],
         deadline_s: float | None,
         timings: Timings,
         failed_first: bool = False,
@@ -98,7 +100,7 @@ class Controller(Listener):
             if may_lend(devices.machine, self._slots, counted=counted)
             else None
         )
-        self._pool = WorldPool(self, helpers=lambda: self._device_health.pids)
+        self._pool = WorldPool(self, helpers=lambda: self._device_health.pids, services=services)
         self._device_health = devices.health(self._scheduler, self, recorder.noted, workplace.scratch)
         self._retries = Retries(options, monotonic)
         self._verdicts = Verdicts(recorder, self._retries, lambda: workplace.results)
@@ -405,6 +407,8 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
         "disttest_worlds_begin", str, items=items, config=session.config
     ):
         run.recorder.noted(message)
+    # Before the fork server starts. What a server of a conftest forks later, for each client, is no leftover of a world.
+    services = tuple(children_of())
     making = fork_sources(
         session,
         {test.nodeid: item for item, test in apart},
@@ -424,6 +428,7 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
             run.recorder,
             run.workplace,
             fork_sources=sources,
+            services=services,
             deadline_s=run.deadline_s,
             timings=run.timings(),
             failed_first=run.work.failed_first,

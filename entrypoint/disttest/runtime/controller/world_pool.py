@@ -137,8 +137,22 @@ class Listener:
 class WorldPool:
     """All running worlds."""
 
-    def __init__(self, listener: Listener, helpers: Callable[[], Iterable[int]] = tuple) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        helpers: Callable[[], Iterable[int]] = tuple,
+        services: Iterable[int] = (),
+    ) -> None:
+        """Start without a world.
+
+        Args:
+            listener: learns of messages and ends of worlds.
+            helpers: returns the processes of the controller that live on with their descendants.
+            services: processes of plugins and of a conftest, which live on with their descendants.
+        """
         self._listener = listener
+        self._services = tuple(services)
         self.loop = EventLoop()
         self._spared: set[int] = set()
         self._helpers = helpers
@@ -149,7 +163,7 @@ class WorldPool:
     @contextlib.contextmanager
     def adopting_orphans(self) -> Iterator[None]:
         """Adopt the processes that worlds leave behind, and let none of them outlive this context."""
-        # Processes that a plugin or a conftest started before are not leftovers of a world.
+        # The fork server is no leftover of a world, but what is below it may be.
         self._spared = children_of()
         adopt_orphans()
         # Look them up once, for all worlds.
@@ -164,7 +178,7 @@ class WorldPool:
             # Worlds first, which report their ends. Then whatever they left is killed, while this process
             # still adopts it.
             self.end_all("the run was interrupted")
-            kill_descendants(spare=self._spared)
+            kill_descendants(spare=self._spared, spare_trees=self._services)
             adopt_orphans(enabled=False)
             self.loop.close()
 
@@ -279,7 +293,11 @@ class WorldPool:
         ended = world.child.poll() or Exit(code=0)
         # The world could not clean up, so its ranks are now children of this process.
         if world.closed is None:
-            others = [*self._helpers(), *(other.child.pid for other in self.running.values())]
+            others = [
+                *self._services,
+                *self._helpers(),
+                *(other.child.pid for other in self.running.values()),
+            ]
             kill_descendants(spare=self._spared, spare_trees=others)
         world.channel.close()
         world.child.close()
