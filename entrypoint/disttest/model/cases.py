@@ -118,9 +118,15 @@ class Slot(Frozen):
     """Device type: ``cpu`` or ``cuda``."""
     index: int = 0
     uuid: str = ""
-    """UUID of the GPU, by which its world sees it; empty for the CPU."""
+    """UUID of the GPU, if its driver knows one; empty for the CPU."""
     group: str = ""
     """Slots of one group are close to each other: GPUs on one NVLink, CPU shares of one NUMA node."""
+
+    @property
+    def visible_name(self) -> str:
+        """Name of its GPU in ``CUDA_VISIBLE_DEVICES``."""
+        # CUDA and NVML number GPUs in different orders, so that an index alone may name another GPU.
+        return self.uuid or str(self.index)
 
 
 class Batch(Frozen):

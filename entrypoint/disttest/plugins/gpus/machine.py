@@ -189,11 +189,6 @@ def key_of(slot: Slot) -> str:
     return slot.uuid or slot.name.replace(":", "-")
 
 
-def visible_name(slot: Slot) -> str:
-    """Return the name of a slot in ``CUDA_VISIBLE_DEVICES``."""
-    return slot.uuid or str(slot.index)
-
-
 def is_slice(slot: Slot) -> bool:
     """Return whether a slot is a MIG slice. A slice has no peers, and NCCL refuses it."""
     return slot.device != "cpu" and "." in slot.name

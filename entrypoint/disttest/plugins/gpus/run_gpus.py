@@ -30,7 +30,7 @@ from disttest.plugins.gpus.leases.lease import Lease, Leaser, Request
 from disttest.plugins.gpus.leases.lockfiles import usual_directory
 from disttest.plugins.gpus.leases.quarantine import Quarantine, QuarantineNotes
 from disttest.plugins.gpus.limits import LEASE_WAIT_S
-from disttest.plugins.gpus.machine import GpuMachine, doubtful_order, is_slice, key_of, visible_name
+from disttest.plugins.gpus.machine import GpuMachine, doubtful_order, is_slice, key_of
 from disttest.plugins.gpus.torch_facts import (
     TorchFacts,
     built_for,
@@ -296,4 +296,4 @@ def variable_of(machine: GpuMachine) -> str:
 
 def visible_to(slots: tuple[Slot, ...]) -> str:
     """Return the value of that variable which shows these slots."""
-    return ",".join(visible_name(slot) for slot in slots if slot.device != "cpu")
+    return ",".join(slot.visible_name for slot in slots if slot.device != "cpu")

@@ -225,8 +225,7 @@ class Controller(Listener):
             world_id=world_id,
             tests=tuple(self._tests[nodeid] for nodeid in batch.nodeids),
             attempts=tuple(map(self._retries.attempt_of, batch.nodeids)),
-            # CUDA and NVML number GPUs in different orders, so that an index alone may name another GPU.
-            devices=tuple(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu"),
+            devices=tuple(slot.visible_name for slot in slots if slot.device != "cpu"),
             defaults=dict(self._device_health.variables(batch, slots)),
             failed_before=dict(self._failed_of_rank),
             home=self._workplace.home,

@@ -24,7 +24,7 @@ from disttest.plugins.gpus.limits import (
     PREFLIGHT_START_S,
     PREFLIGHT_TOTAL_S,
 )
-from disttest.plugins.gpus.machine import GpuMachine, is_slice, part_for, visible_name
+from disttest.plugins.gpus.machine import GpuMachine, is_slice, part_for
 from disttest.plugins.gpus.preflight.messages import (
     PAIR_CHECK,
     AnyWord,
@@ -77,7 +77,7 @@ def targets_of(machine: GpuMachine, *, compute: str = "cuda", cpus: int = 2) -> 
             name=slot.name,
             label=part_for(slot, gpus[slot.index]).label,
             device=compute,
-            visible=visible_name(slot),
+            visible=slot.visible_name,
             is_slice=is_slice(slot),
         )
         for slot in slots
