@@ -34,6 +34,13 @@ PROGRAM = """
         open(tmp_path / "model").close()
 
     @pytest.mark.world_size(2)
+    def test_kernel(world):
+        where = "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0]"
+        if world.rank == 1:
+            os.write(2, f"{where} Assertion `index < sizes[i]` failed.\\n".encode())
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    @pytest.mark.world_size(2)
     def test_own_rank(world):
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(world.rank), "2")
         assert "SLURM_PROCID" not in os.environ
@@ -69,6 +76,7 @@ def test_what_users_see(ended):
         "test_port": "--slots 1",
         "test_second_group": "the fixture world has made the default process group",
         "test_no_group": '@pytest.mark.usefixtures("world")',
+        "test_kernel": "the kernel found that `index < sizes[i]` does not hold (IndexKernel.cu:111)",
         "test_own_folder": "use the fixture world_tmp_path",
     }
     junit = " ".join(part or "" for part in ended.junit().itertext())

@@ -27,6 +27,8 @@ _OWN_THREAD = "/disttest/runtime/rank/flight.py"
 _TORCHS_ACCOUNT = re.compile(
     r"^(\[rank\d+\]:)?[EWI]\d{4} \S+ \d+ .*torch/testing/_internal/common_\w+\.py:\d+\] ?"
 )
+# The stack of C++ behind the message of an exception of torch.
+_CPP_FRAME = re.compile(r"^frame #\d+: .+ in .+\)$")
 _RUNNER = re.compile(rf'File "[^"]*(/_pytest/|/pluggy/|{HARNESS})')
 # Observer frames are between the user's call and torch's, and wait for neither.
 _OBSERVER = re.compile(r'^  File "[^"]*/disttest/observe/\w+\.py", line ')
@@ -148,7 +150,8 @@ def _stacks(result: TestResult) -> Iterator[str]:
 def without_stacks(log: str) -> str:
     """Return a rank's own output, without the stacks, crash dumps and tracebacks that the report shows."""
     own = _CRASH.sub("", log.partition(STACKS_HEADING)[0]).strip()
-    return "\n".join(line for line in own.splitlines() if not _TORCHS_ACCOUNT.match(line))
+    left_out = (_TORCHS_ACCOUNT, _CPP_FRAME)
+    return "\n".join(line for line in own.splitlines() if not any(each.match(line) for each in left_out))
 
 
 def crash_stacks(log: str) -> str:

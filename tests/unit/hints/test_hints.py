@@ -21,6 +21,31 @@ def hinted(*ranks: RankRecord, culprit: int | None = None) -> str:
     return hint_for(TestResult(nodeid="t.py::test_x", outcome=Outcome.FAILED, ranks=ranks, culprit=culprit))
 
 
+LOG = """\
+step 3
+/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0] \
+Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.
+/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0], thread: [1,0,0] \
+Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.
+"""
+
+
+def test_an_assertion_on_the_gpu_is_quoted_from_the_log():
+    message = "AcceleratorError: CUDA error: device-side assert triggered"
+    result = TestResult(
+        nodeid="t.py::test_x", outcome=Outcome.FAILED, ranks=(rank(0), rank(1, message)), culprit=1
+    )
+
+    hint = hint_for(result, lambda number: LOG if number == 1 else "")
+
+    assert hint.startswith(
+        'the kernel found that `-sizes[i] <= index && index < sizes[i] && "index out of bounds"`'
+    )
+    assert "(IndexKernel.cu:111)" in hint
+    assert "CUDA_LAUNCH_BLOCKING=1" in hint
+    assert "" == hint_for(result, lambda _: "nothing of it")
+
+
 @pytest.mark.parametrize(
     ("message", "words"),
     [

@@ -41,6 +41,24 @@ def test_a_log_without_a_crash_has_none():
     assert "printed" == without_stacks("printed\n")
 
 
+def test_frames_of_cpp_are_left_out_of_a_log():
+    """Behind them an excerpt had no room for the assertion of the kernel."""
+    log = """\
+IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0] Assertion `index < sizes[i]` failed.
+Exception raised from query at /pytorch/c10/cuda/CUDAEvent.h:111 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7fcf77b7305d in /venv/torch/lib/libc10.so)
+frame #1: <unknown function> + 0xc114 (0x7fcf79973114 in /venv/torch/lib/libc10_cuda.so)
+
+frame #2 of the video was dropped"""
+
+    assert without_stacks(log).splitlines() == [
+        "IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0] Assertion `index < sizes[i]` failed.",
+        "Exception raised from query at /pytorch/c10/cuda/CUDAEvent.h:111 (most recent call first):",
+        "",
+        "frame #2 of the video was dropped",
+    ]
+
+
 def test_what_this_python_writes_is_understood(tmp_path):
     """The heading of the frames of a thread, as faulthandler has it today."""
     with (tmp_path / "log").open("w+") as file:

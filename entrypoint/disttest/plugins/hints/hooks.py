@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Generator
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 
 _MISSING_FILE = r"(?:No such file or directory|does not exist)\W+(?P<path>/[^'\"]*)"
+# Each thread of the kernel that fails prints such a line.
+_ASSERTION = re.compile(r"^(?:.*/)?(\S+:\d+): .*block: \[[\d,]+\].* Assertion `(.+)` failed", re.MULTILINE)
+_READ = 1 << 20
 _OF_A_RANK = r"/disttest/w\d+/rank\d+/"
 """Matches paths of ``tmp_path``: the folder of a world, then that of a rank."""
 
@@ -75,10 +79,25 @@ HINTS = (
 )
 
 
-def hint_for(result: TestResult) -> str:
-    """Return the first hint that applies to a failed rank, the culprit first; empty if none applies."""
+def _no_log(_rank: int) -> str:
+    return ""
+
+
+def hint_for(result: TestResult, log_of: Callable[[int], str] = _no_log) -> str:
+    """Return the first hint that applies to a failed rank, the culprit first; empty if none applies.
+
+    Args:
+        result: result of the test.
+        log_of: returns the end of the log of a rank.
+    """
     failed = [rank for rank in result.ranks if rank.outcome is not None and rank.outcome.is_bad]
     failed.sort(key=lambda rank: rank.rank != result.culprit)
+    for rank in failed:
+        if "device-side assert" in rank.message and (found := _ASSERTION.search(log_of(rank.rank))):
+            return (
+                f"the kernel found that `{found[2]}` does not hold ({found[1]}): CUDA_LAUNCH_BLOCKING=1 shows the line "
+                "that launched it"
+            )
     return next((hint.text for rank in failed for hint in HINTS if hint.fits(rank, result)), "")
 
 
@@ -90,5 +109,13 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult
         return result
     from disttest.results.findings import with_section
 
-    hint = hint_for(result)
+    def log_of(rank: int) -> str:
+        try:
+            with attempt.log_of(rank).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _READ))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    hint = hint_for(result, log_of)
     return with_section(result, "hints", Section(title=f"hint: {hint}")) if hint else result
