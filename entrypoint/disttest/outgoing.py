@@ -7,8 +7,11 @@ descriptor. Texts that are longer than a message or a line of the journal can ca
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 class OutputFilter:
@@ -28,7 +31,7 @@ class OutputFilter:
         """Share with processes that inherit the descriptor; an inherited one is taken over."""
 
     def hide(self, _values: Iterable[str]) -> tuple[str, ...]:
-        """Hide values from here on in every process of the run; return those that are too short to hide."""
+        """Hide values from here on in every process of the run; return those that cannot be hidden."""
         return ()
 
     def learn(self, _data: bytes) -> None:
@@ -37,6 +40,12 @@ class OutputFilter:
     def data(self, data: bytes, *, cut_start: bool = False, cut_end: bool = False) -> bytes:  # noqa: ARG002
         """Filter bytes; with ``cut_…`` the border may lie inside something that the filter changes."""
         return data
+
+    def json(self, data: bytes) -> bytes:
+        """Filter the strings of JSON data; numbers, which may look like a value that is hidden, stay as they are."""
+        if self.data(data) is data:
+            return data
+        return _STRING.sub(lambda match: self.data(match[0]), data)
 
     def held_back(self, _data: bytes) -> int:
         """Number of bytes at the end that may be the beginning of something that the filter changes."""

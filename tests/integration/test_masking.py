@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from lab import Ended, Lab
 
 from disttest.model import Outcome
+from disttest.plugins.masking.common_words import is_common
+from disttest.results.journal import FILE_NAME
 
 pytestmark = pytest.mark.forked_runs
 
@@ -362,6 +368,85 @@ def test_such_names_in_two_shards_are_refused_since_their_merge_has_one_test(lab
 
     assert 4 == ended.exit_code, ended.output
     assert "2 tests have the name test_names.py::test_named[***]" in ended.output
+
+
+@pytest.mark.parametrize("how", ["command", "pytest"])
+def test_parts_of_the_words_and_numbers_of_reports_damage_none(lab: Lab, how: str) -> None:
+    """With `fail` to be hidden the outcome `failed` was no failure any more, and the run was green."""
+    test = """
+        import pytest
+
+        def test_bad():
+            assert "swordfish" == "fail"
+
+        @pytest.mark.world_size(1)
+        def test_bad_rank(world):
+            assert "swordfish" == "fail"
+    """
+    # The first digits of every moment in the journal.
+    values = ["fail", "outcome", "test", "event", "true", "swordfish", str(int(time.time()))[:4]]
+    run = lab.run if how == "command" else lab.pytest
+    lab.write(test_bad=test)
+    own = [*["--"] * (how == "command"), "--junitxml=own.xml"]
+    ended = run("test_bad.py", *own, DISTTEST_MASK="\n".join(values))
+
+    assert 1 == ended.exit_code, ended.output
+    assert {Outcome.FAILED} == {test.final.outcome for test in ended.run.tests}
+    assert 2 == len(ended.run.tests)
+    for junit in (ended.junit(), ET.parse(lab.folder / "own.xml").getroot()):
+        assert 2 == len(list(junit.iter("failure")))
+    assert "swordfish" not in ended.output + (ended.results / FILE_NAME).read_text()
+
+
+def test_words_of_pytests_own_files_are_known(lab: Lab) -> None:
+    """As pytest of this environment writes them."""
+    writes = """
+        import json
+
+        def pytest_runtest_logreport(report):
+            with open("reports", "a") as file:
+                print(json.dumps(report._to_json()), file=file)
+    """
+    tests = """
+        import pytest
+
+        def test_fails(record_property):
+            print("said")
+            assert 0
+
+        def test_skips():
+            pytest.skip("no")
+
+        @pytest.fixture
+        def bad():
+            1 / 0
+
+        def test_error(bad):
+            pass
+
+        @pytest.mark.xfail
+        def test_xfail():
+            assert 0
+    """
+    lab.write(conftest=writes, test_own=tests).pytest("--junitxml=own.xml")
+    reports = [json.loads(line) for line in (lab.folder / "reports").read_text().splitlines()]
+
+    found = set(_keys(reports)) | {report[name] for report in reports for name in ("outcome", "when")}
+    for element in ET.parse(lab.folder / "own.xml").iter():
+        found |= {element.tag, *element.attrib}
+    assert {"longrepr", "teardown", "testcase", "failure"} <= found
+    assert [] == sorted(word for word in found if len(word) > 3 and not is_common(word))
+
+
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _keys(item)
+    if isinstance(value, dict):
+        yield from value
+        for key, item in value.items():
+            # Those of this dictionary are the names of the test and its marks.
+            yield from _keys(item) if key != "keywords" else ()
 
 
 def test_a_short_value_is_refused(lab: Lab) -> None:

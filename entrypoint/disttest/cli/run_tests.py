@@ -120,7 +120,7 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     request = dataclasses.replace(request, selection=selection)
     for name, file in request.attachments.items():
         # Names of tests in these files may contain secrets, which the journal hides, too.
-        (directory.path / name).write_bytes(outgoing.data(read_input(file)))
+        (directory.path / name).write_bytes(outgoing.json(read_input(file)))
     if request.place is not None:
         result, owes_failures = request.place.run(_prepared(request, resolved, directory, signals)), True
     else:

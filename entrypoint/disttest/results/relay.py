@@ -79,7 +79,10 @@ def hide_in_files(paths: Iterable[Path]) -> None:
 
 def _masked(path: Path) -> bytes | None:
     data = path.read_bytes()
-    masked = outgoing.data(_told_apart(data) if path.name == FILE_NAME else data)
+    if path.suffix in (".json", ".jsonl"):
+        masked = outgoing.json(_told_apart(data) if path.name == FILE_NAME else data)
+    else:
+        masked = outgoing.data(data)
     return None if masked is data else masked
 
 

@@ -9,12 +9,15 @@ import shlex
 import urllib.parse
 import xml.sax.saxutils
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape as markup_escape
 
+from disttest.extras.shards.shard_plan import Plan
 from disttest.outgoing import FilteredStream
+from disttest.plugins.masking.common_words import is_common
 from disttest.plugins.masking.masker import Masker
 
 VALUE = 'pä$$"w\\ord 🔑'
@@ -278,3 +281,28 @@ def test_a_ledger_that_a_test_has_closed_or_replaced_is_left_alone(tmp_path):
     os.close(fd)
     os.close(other)
     assert "***" == masker.text("known value")
+
+
+def test_a_part_of_a_word_of_the_formats_is_not_hidden():
+    """A journal without the word `failed` has no failures."""
+    masker = Masker()
+
+    assert ("fail", "abc") == masker.hide(["fail", "abc", "swordfish\n"])
+    assert "failed with ***" == masker.text("failed with swordfish")
+
+
+def test_numbers_of_json_stay():
+    data = json.dumps({"at_s": 17959.5, "said": 'the "17959" of\n17959', "17959": [17959]}).encode()
+
+    assert {"at_s": 17959.5, "said": 'the "***" of\n***', "***": [17959]} == json.loads(
+        hiding("17959").json(data)
+    )
+    assert data is hiding("swordfish").json(data)
+
+
+def test_words_of_plans_are_known():
+    _, parts = msgspec.json.schema_components([Plan])
+    fields = {name for part in parts.values() for name in part.get("properties", ())}
+
+    assert {"plan_id", "grant"} <= fields
+    assert [] == [name for name in fields if len(name) > 3 and not is_common(name)]

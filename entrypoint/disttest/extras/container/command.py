@@ -189,4 +189,4 @@ def render_preview(prepared: Prepared) -> str:
     }
     # The preview prints the container's variables, into one of which `take_secrets` has moved --mask.
     outgoing.hide(prepared.spec.environment.get("DISTTEST_MASK", "").splitlines())
-    return outgoing.text(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
+    return outgoing.json(msgspec.json.format(msgspec.json.encode(facts), indent=2)).decode()

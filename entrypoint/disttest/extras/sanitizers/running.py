@@ -114,4 +114,4 @@ def keep_reports(attempt: JudgedAttempt, chosen: Sequence[Chosen]) -> None:
         if file and reports:
             data = encode_recording(attempt.test.nodeid, world.size, world.backend, reports)
             with contextlib.suppress(OSError):
-                attempt.log_of(0).with_name(file).write_bytes(outgoing.data(data))
+                attempt.log_of(0).with_name(file).write_bytes(outgoing.json(data))

@@ -46,7 +46,10 @@ def disttest_execute_run(request: RunRequest) -> None:
 
     masker.share()
     if short := masker.hide(MASK.of(request.options)):
-        warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
+        warn(
+            f"{len(short)} lines to be masked stay visible: they have fewer than {SHORTEST} characters, or are part of a "
+            "word of the reports, such as failed"
+        )
 
 
 @hookimpl

@@ -17,6 +17,7 @@ from urllib.parse import quote, quote_plus
 
 from disttest.descriptors import memory_file, move_high
 from disttest.outgoing import OutputFilter
+from disttest.plugins.masking.common_words import is_common
 from disttest.plugins.masking.encoded_lines import EncodedLines, encodings
 
 SHORTEST = 4
@@ -55,17 +56,17 @@ class Masker(OutputFilter):
         return bool(self._forms)
 
     def hide(self, values: Iterable[str]) -> tuple[str, ...]:
-        """Mask values from now on, in every process of the run; return the lines that are too short to mask."""
+        """Mask values from now on, in every process of the run; return the lines that are too short or too common."""
         # Each line of a value is masked separately, too, because programs print values line by line.
         whole = [value for value in values if value.strip()]
         lines = [line.strip() for value in whole for line in value.splitlines()]
         # The mask itself would be masked again each time that a text passes.
-        good = {value for value in (*whole, *lines) if len(value) >= SHORTEST and value != MASK}
+        good = {value for value in (*whole, *lines) if value != MASK and _can_be_hidden(value)}
         fresh = sorted(good - self._values)
         if fresh:
             self._add(fresh)
             self._write(fresh)
-        return tuple(line for line in lines if 0 < len(line) < SHORTEST)
+        return tuple(line for line in lines if line and not _can_be_hidden(line))
 
     def learn(self, data: bytes) -> None:
         """Mask the values that a program asks GitHub to mask in this output."""
@@ -178,6 +179,10 @@ class Masker(OutputFilter):
 
 masker = Masker()
 """The masker of this process."""
+
+
+def _can_be_hidden(value: str) -> bool:
+    return len(value) >= SHORTEST and not is_common(value)
 
 
 def _cut_at_end(data: bytes, form: bytes) -> int:
