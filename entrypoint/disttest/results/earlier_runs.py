@@ -20,6 +20,8 @@ BEFORE = "unharmed"
 _EARLIER = "earlier"
 # The file that keeps results out of a repository; it is not a part of a run.
 IGNORED = ".gitignore"
+_BEGIN = b'{"event":"'
+"""The first bytes of every journal."""
 _STAMP = "%Y%m%d-%H%M%S"
 # Suffix of the name of earlier results.
 _STAMPED = re.compile(r"(\d{8}-\d{6})(-\d+)?")
@@ -104,10 +106,20 @@ def _stamp(journal: Path) -> str:
 def _journal_of(path: Path) -> Path | None:
     """Return the journal that identifies a results directory: its own, or that of a preparatory run alone."""
     own, before = path / FILE_NAME, path / BEFORE / FILE_NAME
-    if own.exists():
+    if _is_ours(own):
         return own
     # A preparatory run that failed leaves no journal of the main run.
     return before if left_in(path) == [before.parent] and before.is_file() else None
+
+
+def _is_ours(journal: Path) -> bool:
+    """Whether a run of disttest has left the file: other programs log events in files of this name, too."""
+    if not journal.is_file():
+        return False
+    with journal.open("rb") as file:
+        begun = file.read(len(_BEGIN))
+    # A run that was killed at once has written no event.
+    return begun == _BEGIN or (not begun and (journal.parent / IGNORED).exists())
 
 
 def left_in(path: Path) -> list[Path]:

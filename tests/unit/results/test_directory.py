@@ -1,5 +1,6 @@
 """One run, one results directory: who may claim it, who is told what, and what becomes of it when somebody removes it."""
 
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,11 @@ from disttest.results.events import Noted
 from disttest.results.journal import FILE_NAME, Journal, read_events
 
 HELLO = Noted(at_s=1.0, message="hello")
+
+
+def begun(name):
+    """The first line of a journal."""
+    return json.dumps({"event": "run_started", "run_id": name}, separators=(",", ":"))
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +75,29 @@ def test_names_with_files_of_others_are_passed_over(held, tmp_path):
     third.release()
 
 
+@pytest.mark.parametrize("text", ['{"loss": 1}\n', ""])
+def test_a_folder_with_events_of_another_program_is_refused(tmp_path, text):
+    """It was renamed, and deleted by the run after the next."""
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / FILE_NAME).write_text(text)
+    (results / "checkpoint.bin").touch()
+
+    with pytest.raises(UsageError, match="contains files that are not from a disttest run"):
+        claim(results)
+
+
+def test_results_of_a_run_that_was_killed_at_once_are_kept_aside(tmp_path):
+    directory = claim(tmp_path / "results")
+    (directory.path / FILE_NAME).touch()
+    (directory.path / "plan.json").touch()
+    directory.release()
+
+    claim(tmp_path / "results").release()
+
+    assert 1 == len([*tmp_path.glob("results-*/plan.json")])
+
+
 def test_foreign_files_are_refused_even_where_the_next_name_would_do(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "thesis.tex").touch()
@@ -104,7 +133,7 @@ def test_what_is_claimed_at_the_same_moment_is_claimed_once(tmp_path):
         with ThreadPoolExecutor(10) as pool:
             claimed = list(pool.map(lambda _: claim_default(len), range(10)))
         for directory in claimed:
-            (directory.path / FILE_NAME).write_text(directory.path.name)
+            (directory.path / FILE_NAME).write_text(begun(directory.path.name))
         assert len({directory.path for directory in claimed}) == 10
         assert "results" in {directory.path.name for directory in claimed}
         for directory in claimed:
@@ -117,14 +146,14 @@ def test_a_link_to_another_disk_stays_one(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "results").symlink_to(tmp_path / "disk")
     first = claim(tmp_path / "results")
-    (first.path / FILE_NAME).write_text("first")
+    (first.path / FILE_NAME).write_text(begun("first"))
     first.release()
 
     second = claim(tmp_path / "results")
 
     assert (tmp_path / "results").is_symlink()
     assert [IGNORED] == [path.name for path in (tmp_path / "disk").iterdir()]
-    assert ["first"] == [(path / FILE_NAME).read_text() for path in tmp_path.glob("disk-*")]
+    assert [begun("first")] == [(path / FILE_NAME).read_text() for path in tmp_path.glob("disk-*")]
     second.release()
 
 
@@ -211,19 +240,19 @@ def test_the_results_before_come_back_in_the_place_of_an_empty_run(tmp_path, mon
     results = tmp_path / "results"
     claim(results).release()
     (results / "logs").mkdir()
-    (results / FILE_NAME).write_text("of the run before")
+    (results / FILE_NAME).write_text(begun("before"))
     if not renamed:
         monkeypatch.setattr(
             type(results), "rename", lambda path, to: fail() if path == results else os.rename(path, to)
         )
 
     empty = claim(results)
-    (results / FILE_NAME).write_text("of the empty run")
+    (results / FILE_NAME).write_text(begun("empty"))
     (results / "report.html").touch()
     empty.put_back_earlier()
 
     assert {FILE_NAME, IGNORED, "logs"} == {path.name for path in results.iterdir()} - {"earlier"}
-    assert "of the run before" == (results / FILE_NAME).read_text()
+    assert begun("before") == (results / FILE_NAME).read_text()
     assert "*\n" == (results / IGNORED).read_text()
     assert [] == [*tmp_path.glob("results-*"), *results.glob("earlier/*")]
     with pytest.raises(DirectoryInUse):

@@ -24,7 +24,7 @@ def ran(results: Path, day: int) -> None:
     """A run that ended on a day, after the earlier ones were kept aside."""
     claim(results).release()
     (results / "logs").mkdir()
-    (results / FILE_NAME).write_text("{}")
+    (results / FILE_NAME).write_text('{"event":"run_started"}')
     os.utime(results / FILE_NAME, (day * DAY_S,) * 2)
 
 
