@@ -42,6 +42,8 @@ RANK_EXIT_S = 2.0
 """Time from the end of a rank's channel to the end of its process."""
 RANKS_LEAVE_S = 5.0
 """Time for the ranks of a healthy world to tear down and exit."""
+LAST_TEAR_DOWN_S = 20.0
+"""The same if fixtures of a wider scope, or hooks of a conftest, have to end there; a container needs ten seconds to stop."""
 BROKEN_LEAVE_S = 1.0
 """The same for a world that saw a failure: its ranks may wait for each other in vain."""
 

@@ -155,12 +155,20 @@ STUCK = """
 """
 
 
+# The world, a fork of this process, waits this long for the test that never tears down.
+IMPATIENT = """
+    from disttest.runtime.world import world_supervisor
+
+    world_supervisor.LAST_TEAR_DOWN_S = 2.0
+"""
+
+
 @pytest.fixture(scope="module")
 def ended(module_lab):
     files = {f"test_{how.replace(' ', '_')}": suite(*parts) for how, parts in ENDS.items()}
     files |= {"test_failed": suite("audit", "", "assert not 'here'"), "test_peers": PEERS, "test_own": OWN}
     files |= {"test_quiet": QUIET, "test_ended": STUCK}
-    return module_lab.write(**files).run(".")
+    return module_lab.write(conftest=IMPATIENT, **files).run(".")
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -197,4 +205,4 @@ def test_a_skip_fails_nothing(ended):
 def test_a_tear_down_that_does_not_end_is_an_error_of_the_last_test(ended):
     result = ended.result("test_ended.py::test_stuck[1xgloo]")
     assert Outcome.ERROR is result.outcome
-    assert "a fixture that outlived this test did not finish its tear-down in time" in result.message
+    assert "a fixture, or a hook of a conftest, that outlived this test did not end in time" in result.message

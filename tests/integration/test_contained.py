@@ -382,3 +382,34 @@ def test_the_workers_of_torchs_compiler_live_on_and_are_no_leftovers(lab):
     assert not any("left a process" in note for note in ended.run.notes), ended.run.notes
     notes = [note for test in ended.run.tests for note in test.final.notes]
     assert not any("process" in note for note in notes), notes
+
+
+def test_after_a_failure_the_fixtures_of_the_file_have_time_to_tear_down(lab: Lab) -> None:
+    """They were killed after a second, and the next test met what they had left."""
+    lab.write(
+        test_service="""
+        import pathlib, time
+        import pytest
+
+        LOCK = pathlib.Path("lock")
+
+        @pytest.fixture(scope="module")
+        def service():
+            LOCK.mkdir()
+            yield
+            time.sleep(1.5)  # a service that takes longer to stop than the ranks of a broken world have
+            LOCK.rmdir()
+
+        def test_bad(service):
+            assert 0
+
+        def test_good(service):
+            pass
+        """
+    )
+
+    ended = lab.run("test_service.py", "--isolate-files")
+
+    assert Outcome.FAILED is ended.result("test_bad").outcome
+    assert Outcome.PASSED is ended.result("test_good").outcome, ended.output
+    assert not (lab.folder / "lock").exists()

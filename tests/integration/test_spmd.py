@@ -288,6 +288,36 @@ def test_a_check_at_the_end_of_a_ranks_session_fails_the_run(lab):
     )
 
 
+def test_a_check_at_the_end_that_does_not_end_fails_the_run(lab):
+    """It was killed after five seconds, and the run was green."""
+    lab.write(
+        conftest="""
+        import os
+        import signal
+
+        from disttest.runtime.world import world_supervisor
+
+        world_supervisor.LAST_TEAR_DOWN_S = 1.0
+
+        def pytest_sessionfinish(session):
+            if os.environ.get("RANK") == "1":
+                signal.pause()
+    """,
+        test_good="""
+        def test_good():
+            pass
+    """,
+    )
+
+    ended = lab.run("run", "test_good.py", "--spmd", "2")
+
+    assert ended.exit_code == 1, ended.output
+    assert (
+        "a hook of a conftest, that outlived this test did not end in time"
+        in ended.result("test_good").message
+    )
+
+
 def test_hooks_of_conftests_run_in_each_rank_and_nowhere_else(lab):
     """As under torchrun; the failure of rank 1 is followed by a new world, whose sessions still know of it."""
     lab.write(

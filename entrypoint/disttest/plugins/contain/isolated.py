@@ -71,10 +71,11 @@ def _run(
     before = started_children()
     run_protocol(items, order)
     # Processes of a wider fixture, such as a pool of workers, serve the next test, too.
-    left = () if shared_fixtures(session) else end_new_children(before)
+    shared = bool(shared_fixtures(session))
+    left = () if shared else end_new_children(before)
     flush_output()
     leaks = (*left, *watchdog.stop_leftover())
-    channel.send(TestDone(leaks=tuple(map(clean_text, leaks))))
+    channel.send(TestDone(leaks=tuple(map(clean_text, leaks)), shares=shared))
 
 
 class _Descendant(NamedTuple):

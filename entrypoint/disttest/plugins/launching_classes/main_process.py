@@ -26,7 +26,7 @@ from disttest.runtime.controller.wanted_worlds import ranks_may_differ
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output
-from disttest.runtime.rank.rank import run_protocol, save, serve_orders, set_up_child
+from disttest.runtime.rank.rank import run_protocol, save, serve_orders, set_up_child, shared_fixtures
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.testing.helpers import find_free_port
 from disttest.testing.hosting import RankPipe, provide_host
@@ -163,7 +163,9 @@ def _run(
     # Before the last message of the test: it judges ranks that the test has never waited for.
     host.settle()
     flush_output()
-    channel.send(TestDone(plugin_error=save(), leaks=watchdog.stop_leftover()))
+    channel.send(
+        TestDone(plugin_error=save(), leaks=watchdog.stop_leftover(), shares=bool(shared_fixtures(session)))
+    )
 
 
 def _forget_instance(item: pytest.Item) -> None:

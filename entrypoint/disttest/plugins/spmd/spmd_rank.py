@@ -21,7 +21,14 @@ from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.bridge import OF_REPORTS, remove_hooks
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
 from disttest.runtime.rank.own_store import connect_to_own_store, follow_own_port
-from disttest.runtime.rank.rank import Protocol, run_with_plugins, save, serve_orders, set_up_child
+from disttest.runtime.rank.rank import (
+    Protocol,
+    run_with_plugins,
+    save,
+    serve_orders,
+    set_up_child,
+    shared_fixtures,
+)
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import watch_waits
@@ -62,6 +69,12 @@ class SuiteSession:
         if report.failed and not hasattr(report, "wasxfail"):
             self._session.testsfailed += 1
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether a conftest file has a ``pytest_sessionfinish`` hook."""
+        hooks = getattr(self._session.config.hook, _FINISH).get_hookimpls()
+        return any(is_conftest(hook.plugin) for hook in hooks)
+
     def finish(self) -> int:
         """Call the ``pytest_sessionfinish`` hooks of conftest files; return the exit code that they set, or 0."""
         manager = self._session.config.pluginmanager
@@ -99,17 +112,24 @@ def serve_spmd(
         plugin_error = run_with_plugins(test)
         flush_output()
         plugin_error = plugin_error or save()
-        channel.send(TestDone(leaks=watchdog.stop_leftover(), seen=test.reported, plugin_error=plugin_error))
+        shares = suite.has_hooks or bool(shared_fixtures(session))
+        leaks = watchdog.stop_leftover()
+        channel.send(TestDone(leaks=leaks, seen=test.reported, plugin_error=plugin_error, shares=shares))
 
     suite = SuiteSession(session, spec.failed_before)
     session.config.pluginmanager.register(suite, "disttest-suite-session")
+    codes: list[int] = []
     serve_orders(
-        spec, channel, session, run, silences=lambda plugin: not is_conftest(plugin) and plugin is not suite
+        spec,
+        channel,
+        session,
+        run,
+        silences=lambda plugin: not is_conftest(plugin) and plugin is not suite,
+        # After the tear-down of the last fixtures, as in pytest, and in each rank, as under torchrun.
+        finish=lambda: codes.append(suite.finish()),
     )
-    # After the tear-down of the last fixtures, as in pytest, and in each rank, as under torchrun.
-    code = suite.finish()
     save()
-    leave(code)
+    leave(*codes)
 
 
 def _refuse_world() -> NoReturn:

@@ -141,7 +141,7 @@ class TestDone(Message):
     stays: bool = False
     """Whether the rank stays although a new one would exit with this code."""
     shares: bool = False
-    """Whether fixtures of a wider scope are still set up."""
+    """Whether fixtures of a wider scope are still set up, or a conftest has hooks for the end of the process."""
     seen: dict[str, msgspec.Raw] = {}
     """Plugin name -> report of its part in the rank."""
     plugin_error: str = ""

@@ -336,6 +336,7 @@ def serve_orders(
     run: Callable[[RunTest], None],
     *,
     silences: Callable[[object], bool] = lambda _: True,
+    finish: Callable[[], object] = lambda: None,
 ) -> None:
     """Run tests in a process that is not a rank, once it is set up, and tear down their last fixtures.
 
@@ -345,6 +346,7 @@ def serve_orders(
         session: pytest's session.
         run: runs one test.
         silences: whether to remove the reporting hooks of a plugin.
+        finish: called after the tear-down.
     """
     phase = PhaseCell(spec.phases, spec.place)
 
@@ -357,7 +359,10 @@ def serve_orders(
     channel.send(RankReady())
     while (order := next_order(channel)) is not None:
         run(order)
-    channel.send(tear_down_rest(session))
+    torn_down = tear_down_rest(session)
+    finish()
+    # Last: a process that has sent this message and does not leave is killed without a word about its test.
+    channel.send(torn_down)
 
 
 def save() -> str:

@@ -23,8 +23,16 @@ from disttest.errors import PluginError
 from disttest.host.descendants import children_of, kill_descendants, name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.host.process_limits import lack_for_ranks
-from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_COLLECT_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
-from disttest.model import ALONE, TestCase, TestResult, WorldKind, WorldShape, rank_names
+from disttest.limits import (
+    BROKEN_LEAVE_S,
+    LAST_TEAR_DOWN_S,
+    ORPHANS_S,
+    RANKS_COLLECT_S,
+    RANKS_LEAVE_S,
+    TICK_S,
+    WORLD_START_S,
+)
+from disttest.model import ALONE, FEW_RANKS, TestCase, TestResult, WorldKind, WorldShape, rank_names
 from disttest.outgoing import outgoing
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.runtime.messages.phases import PhaseBoard
@@ -444,12 +452,7 @@ class WorldSupervisor:
         self._controller.flush()
         self._ranks.logs.withdraw()
         self._look_around(at_once=True)
-        attempt = self._ranks.attempt
-        # After a leak or an expected failure the ranks tear down as in a healthy world: a fixture that took longer than a
-        # second was killed, and its failure was lost.
-        whole = attempt and not (self._has_failed or attempt.cancelled) and all(p.done for p in attempt.ranks)
-        # Ranks of a broken world often wait for a lost peer and cannot leave, so they get less time.
-        notes = self._dismiss(RANKS_LEAVE_S if whole else BROKEN_LEAVE_S)
+        notes = self._dismiss(self._leave_limit_s())
         # After the ranks have left: a crash in an exit handler or a destructor occurs only then.
         self._ranks.receive_last()
         after = self._judge_late_ends()
@@ -472,6 +475,17 @@ class WorldSupervisor:
                     plugin_error=self._plugin_error,
                 )
             )
+
+    def _leave_limit_s(self) -> float:
+        attempt = self._ranks.attempt
+        if not attempt or attempt.cancelled or not all(progress.done for progress in attempt.ranks):
+            return BROKEN_LEAVE_S
+        # Ranks of a broken world often wait for a lost peer and cannot leave, so they get less time. After a leak or an
+        # expected failure they tear down as in a healthy world.
+        if self._has_failed and len(attempt.ranks) > 1:
+            return BROKEN_LEAVE_S
+        shares = any(progress.done and progress.done.shares for progress in attempt.ranks)
+        return LAST_TEAR_DOWN_S if shares and len(attempt.ranks) <= FEW_RANKS else RANKS_LEAVE_S
 
     def _dismiss(self, limit_s: float) -> tuple[str, ...]:
         """Ask the ranks to leave; return a note about those that did not."""
