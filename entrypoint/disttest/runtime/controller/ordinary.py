@@ -7,6 +7,7 @@ import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -47,9 +48,18 @@ def stop_of_test(error: BaseException) -> RunStop | None:
         while last is not None and last.tb_next is not None:
             last = last.tb_next
         # The handler of SIGINT raises between two instructions, which need not be a raise.
-        if last is None or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE:
+        if (
+            last is None
+            or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE
+            or _is_of_loop(last.tb_frame)
+        ):
             return None
     return stop_of(first_exit(error))
+
+
+def _is_of_loop(frame: FrameType) -> bool:
+    """Whether an event loop raises: it cancels its task on SIGINT, and raises afterwards."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("asyncio", "trio", "uvloop")
 
 
 _RAISE = dis.opmap["RAISE_VARARGS"]
