@@ -4,7 +4,7 @@ import pytest
 from sample_runs import SampleRun
 
 from disttest.model import Outcome
-from disttest.plugins.reruns.hooks import only_failed
+from disttest.plugins.reruns.hooks import failed_below
 from disttest.results.journal import FILE_NAME, Journal
 
 FAILED = "tests/test_ddp.py::test_bad[2xgloo]"
@@ -32,7 +32,7 @@ def results(tmp_path):
 def test_targets_are_narrowed_to_what_failed_beneath_them(results, target):
     warnings = []
 
-    assert (FAILED,) == only_failed(("other.py", target), results, warnings.append)
+    assert (FAILED,) == failed_below(("other.py", target), results, warnings.append)
     assert [] == warnings
 
 
@@ -40,26 +40,26 @@ def test_targets_are_narrowed_to_what_failed_beneath_them(results, target):
 def test_absolute_targets_are_narrowed_like_others(results, monkeypatch, target):
     monkeypatch.chdir(results.parent)
 
-    assert (FAILED,) == only_failed(("other.py", f"{results.parent}/{target}"), results, pytest.fail)
+    assert (FAILED,) == failed_below(("other.py", f"{results.parent}/{target}"), results, pytest.fail)
 
 
 @pytest.mark.parametrize("target", ["tests/test_dd", "test_ddp.py", "tests/test_ddp.py::test_good", "ddp"])
 def test_where_nothing_failed_all_is_run_and_that_is_said(results, target):
     warnings = []
 
-    assert (target,) == only_failed((target,), results, warnings.append)
+    assert () == failed_below((target,), results, warnings.append)
     assert [f"--last-failed: none of these tests failed in {results}: all of them run"] == warnings
 
 
 def test_the_newest_results_here_are_meant(results, monkeypatch):
     monkeypatch.chdir(results.parent)
 
-    assert (FAILED,) == only_failed((".",), None, pytest.fail)
+    assert (FAILED,) == failed_below((".",), None, pytest.fail)
 
 
 def test_without_results_all_tests_run_as_in_pytest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     warnings = []
 
-    assert (".",) == only_failed((".",), None, warnings.append)
+    assert () == failed_below((".",), None, warnings.append)
     assert ["--last-failed: there are no results in results: all tests run"] == warnings

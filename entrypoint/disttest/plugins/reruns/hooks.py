@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING
 from disttest.hookspecs import hookimpl
 from disttest.options.option import PLANS, Option, rows_of
 from disttest.options.values import SWITCH
+from disttest.planning.targets import suites_dir
 
 if TYPE_CHECKING:
+    import pytest
+
     from disttest.cli.run_request import RunRequest
+    from disttest.model import TestCase
     from disttest.results.fold import RunResult
+    from disttest.runtime.controller.session import TestSelection
 
 
+NAME = "reruns"
+"""Name of the data for the pytest process: the names of the tests and files that failed."""
 LAST_FAILED = rows_of("run")(
     "last-failed",
     SWITCH,
@@ -42,16 +49,64 @@ def disttest_prepare_run(request: RunRequest) -> RunRequest:
     from disttest.options.run_rows import UNTIL_FAIL
 
     if request.settings["last_failed"]:
-        targets = only_failed(request.targets or (".",), request.options.results, warn)
-        if targets != (".",):  # without a path, pytest finds the tests by its testpaths
-            request = dataclasses.replace(request, targets=targets)
+        names = failed_below(request.targets or (".",), request.options.results, warn)
+        files = tuple(
+            file for file in dict.fromkeys(name.partition("::")[0] for name in names) if _is_there(file)
+        )
+        if names and not files:
+            warn("--last-failed: the files of the tests that failed are gone: all tests run")
+        # Not the names: pytest refuses all of them if one test was renamed, or ran in another world.
+        if files:
+            data = {**request.data, NAME: list(names)}
+            request = dataclasses.replace(request, targets=files, data=data)
     if request.asked.get("repeat") == UNTIL_FAIL:
         request = dataclasses.replace(request, pytest_args=("-x", *request.pytest_args))
     return request
 
 
-def only_failed(targets: Sequence[str], results: Path | None, warn: Callable[[str], None]) -> tuple[str, ...]:
-    """Return the tests below the targets that failed in an earlier run; all targets if none did.
+@hookimpl
+def disttest_select_tests(
+    items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
+) -> TestSelection | None:
+    """Select the tests that failed; all of their files if none of them is there any more."""
+    from disttest.runtime.controller.orders import order_of
+    from disttest.runtime.controller.session import TestSelection
+
+    names: list[str] | None = order_of(config).shared.data.get(NAME)
+    if names is None:
+        return None
+    kept, found = set(), set()
+    for item in items:
+        test = describe(item).selected_by
+        # Bundled suites are named by their ids, other tests as they are seen from the start directory.
+        seen = {test, os.path.relpath(config.rootpath / test, config.invocation_params.dir)}
+        if by := [name for name in names if any(_is_within(each, name) for each in seen)]:
+            kept.add(item.nodeid)
+            found.update(by)
+    gone = [name for name in names if name not in found]
+    notes = (("", _describe_gone(gone, all_run=not kept)),) if gone else ()
+    return TestSelection(kept=frozenset(kept or (item.nodeid for item in items)), notes=notes)
+
+
+def _describe_gone(gone: Sequence[str], *, all_run: bool) -> str:
+    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+    then = ": all tests of these files run" if all_run else ""
+    return f"--last-failed: {gone[0]}{more} failed before and cannot be found here{then}"
+
+
+def _is_within(test: str, name: str) -> bool:
+    """Return whether a name is that of the test or of its file."""
+    return test == name or test.startswith(f"{name}::")
+
+
+def _is_there(file: str) -> bool:
+    return Path(file).exists() or (suites_dir() / file).exists()
+
+
+def failed_below(
+    targets: Sequence[str], results: Path | None, warn: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Return the tests below the targets, and the files, that failed in an earlier run; none if all must run.
 
     Args:
         targets: paths, node ids and suites, as the user named them.
@@ -65,13 +120,13 @@ def only_failed(targets: Sequence[str], results: Path | None, warn: Callable[[st
     folder = results or find_run(())[0]
     if not (folder / FILE_NAME).is_file():
         warn(f"--last-failed: there are no results in {folder}: all tests run")
-        return tuple(targets)
+        return ()
     # A test with several worlds fails once for each, and is named once here.
     failed = dict.fromkeys(_failed(fold(read_events(folder / FILE_NAME))))
     kept = tuple(each for each in failed if any(_covers(target, each) for target in targets))
     if not kept:
         warn(f"--last-failed: none of these tests failed in {folder}: all of them run")
-    return kept or tuple(targets)
+    return kept
 
 
 def _failed(run: RunResult) -> Iterator[str]:
