@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace as replace_host
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from docker.errors import APIError
 from msgspec.structs import replace
 
 from disttest.errors import EngineError, UsageError
-from disttest.extras.container.command import take_secrets
+from disttest.extras.container.command import read_options, take_secrets
 from disttest.extras.container.container_environment import choose_environment
 from disttest.extras.container.container_spec import LaunchSpec
 from disttest.extras.container.engine import (
@@ -23,7 +24,7 @@ from disttest.extras.container.engine import (
     split_tag,
 )
 from disttest.extras.container.gpus import HostGpu
-from disttest.extras.container.launch_host import usable
+from disttest.extras.container.launch_host import this_host, usable
 from disttest.extras.container.launching import end_of, ran_out_of_memory
 from disttest.extras.container.options import LaunchOptions
 from disttest.extras.container.ownership import HandBack, Owner, choose_user, hand_back_of, needs_hand_back
@@ -332,6 +333,29 @@ def test_a_folder_that_the_user_protects_stays_read_only(tmp_path: Path, order: 
         str(work): True,
         f"{work}/out": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "own", "chosen"),
+    [
+        (("tests",), {"DISTTEST_RESULTS": "out"}, None, "out"),
+        (("tests", "--results", "out"), {"DISTTEST_RESULTS": "other"}, None, "out"),
+        (("tests", "--results=out"), {}, "own", "out"),
+        (("tests", "--", "--results", "of pytest"), {}, None, None),
+        (("tests",), {"DISTTEST_RESULTS": "other"}, "own", "own"),
+    ],
+)
+def test_results_are_on_the_host_however_they_are_named(
+    tmp_path: Path, words: tuple[str, ...], environ: dict[str, str], own: str | None, chosen: str | None
+) -> None:
+    """They were written into the container, and removed with it."""
+    host = replace_host(this_host(), environ=environ)
+    options = read_options(
+        words, host, workspace=None, workdir=tmp_path, env="", mount=(), memory=0, shm_size=0, time_limit=0.0,
+        deadline=0.0, results=own and tmp_path / own, lease_dir=None,
+    )  # fmt: skip
+
+    assert (tmp_path / chosen if chosen else None) == options.results
 
 
 def test_a_folder_with_two_modes_is_refused(tmp_path: Path) -> None:

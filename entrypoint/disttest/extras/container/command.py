@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,10 @@ def _foreign_flag(option: Option) -> Decorator:
     )
 
 
+_FOLDERS = {"results": "--results", "lease_dir": "--lease-dir"}
+"""Fields and options of folders of the host that the run inside writes to."""
+
+
 @serves(Purpose.MACHINES)
 # Options behind the first argument belong to the run inside, even those that both commands have.
 @click.command(
@@ -160,6 +165,11 @@ def read_options(
     """Convert the flags. The workspace is GITHUB_WORKSPACE if the current folder is inside it, or else that folder."""
     given = Path(host.environ.get("GITHUB_WORKSPACE") or workdir)
     inside = workdir.resolve().is_relative_to(given.resolve())
+    # The run inside would write into folders of the container, which end with it.
+    for field, flag in _FOLDERS.items():
+        inner = _value_of(flag, arguments)
+        if named := inner or (not asked[field] and host.environ.get(f"DISTTEST_{field.upper()}")):
+            asked[field] = workdir / named
     return LaunchOptions(
         arguments=arguments,
         workspace=workspace or (given if inside else workdir),
@@ -172,6 +182,14 @@ def read_options(
         deadline_s=deadline,
         **asked,
     )
+
+
+def _value_of(flag: str, arguments: Sequence[str]) -> str:
+    """Return the last value of an option among the arguments of the run inside; empty without one."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    values = [word.partition("=")[2] for word in own if word.startswith(f"{flag}=")]
+    values += [value for word, value in pairwise(own) if word == flag]
+    return values[-1] if values else ""
 
 
 def _lines(*texts: str) -> tuple[str, ...]:
