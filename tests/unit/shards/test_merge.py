@@ -212,6 +212,25 @@ def test_a_test_that_has_vanished_is_owed_by_nobody(artifacts: Path, into: Path,
     assert outcomes(run) == outcomes(merge([into], again, plan=plan))
 
 
+@pytest.mark.parametrize("also_runs", [False, True])
+def test_shards_whose_tests_have_all_vanished_are_green_only_beside_others(
+    artifacts: Path, into: Path, *, also_runs: bool
+) -> None:
+    plan = plan_equal_shards([A, B], Timings(), shards=2)
+    for shard in plan.shards:
+        gone = ShardRun(
+            artifacts / f"r{shard.number}",
+            shard.number,
+            plan_id=plan.plan_id,
+            invocation=without(*shard.tests),
+        )
+        if also_runs and shard.number == 2:
+            gone.run(C)  # added since the plan was made
+        gone.finish(0 if also_runs and shard.number == 2 else 5)
+
+    assert (0 if also_runs else 5) == merge([artifacts], into, plan=plan).exit_code
+
+
 @pytest.mark.parametrize("hidden_by", ["tests/test_a.py", "tests", "."])
 @pytest.mark.parametrize(("also_runs", "code"), [(True, 0), (False, 5)])
 def test_planned_tests_of_a_file_that_skips_itself_are_skipped(

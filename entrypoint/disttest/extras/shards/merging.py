@@ -93,7 +93,7 @@ class ShardEnds:
         self._ends[name] = end
         self._labels[name] = label
 
-    def conclude(self, tests: Iterable[Judged], *, vanished: bool, planned: bool = False) -> Conclusion:
+    def conclude(self, tests: Iterable[Judged], *, planned: bool = False) -> Conclusion:
         """Return the gravest end. A shard that did not report its failure is judged by its tests and files.
 
         Among exit codes, a failed test outweighs a cancelled shard: GitHub cancels the rest of a matrix once one job
@@ -101,7 +101,6 @@ class ShardEnds:
 
         Args:
             tests: tests of all shards.
-            vanished: whether a planned test no longer exists.
             planned: whether a plan assigns the tests. Then shards without any test may be right.
         """
         judged = list(tests)
@@ -113,7 +112,8 @@ class ShardEnds:
         codes = [rest, *(end.exit_code for end in self._ends.values() if end.has_concluded or is_fine)]
         reasons = "; ".join(f"{name}: {end.reason}" for name, end in self._ends.items() if end.reason)
         called = any(end.exit_code != ExitCode.NOTHING_COLLECTED for end in self._ends.values())
-        something_ran = vanished or (bool(judged) and called)
+        # A test that no longer exists has not run: shards that had only such tests are not green together.
+        something_ran = bool(judged) and called
         return Conclusion(join_exit_codes(codes, something_ran=something_ran), reasons)
 
     def _facts_of_the_rest(self, judged: Iterable[Judged], *, empty: bool) -> Facts:
@@ -267,11 +267,7 @@ class _Merge:
             if not shard.has_spans:
                 yield ShardJoined(at_s=shard.span.ended_at_s, shard=shard.span)
         yield from self._missing()
-        # Otherwise shards in which all files skipped themselves, each with exit code 5, would be green together.
-        gone = any(self._why_skipped(nodeid) is None for nodeid in self._vanished)
-        code, reason = self._ends.conclude(
-            self._verdicts.values(), vanished=gone, planned=self._plan is not None
-        )
+        code, reason = self._ends.conclude(self._verdicts.values(), planned=self._plan is not None)
         yield RunFinished(at_s=self._last_at_s, exit_code=code, reason=reason)
 
     def _started(self) -> RunStarted:
