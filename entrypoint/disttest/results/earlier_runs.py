@@ -61,6 +61,9 @@ def put_back(path: Path, earlier: Path) -> None:
             child.unlink()
     for child in left_in(earlier):
         child.rename(path / child.name)
+    # Results that an earlier claim has moved inside; they moved with their folder if it was renamed.
+    if (older := earlier / _EARLIER).is_dir():
+        older.rename(path / _EARLIER)
     shutil.rmtree(earlier)
 
 
