@@ -27,11 +27,16 @@ def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
         raise UsageError(f"give a directory and a part of one test's id: these are {len(words)} words")
     if words and (len(words) == 2 or Path(words[0]).is_dir()):
         return Path(words[0]), "".join(words[1:])
+    return next(iter(stored_runs(folder)), DEFAULT), "".join(words)
+
+
+def stored_runs(folder: Path) -> list[Path]:
+    """List the directories in a folder that runs without a directory have written, newest first."""
     # A run next to another one writes into `results-2`, and one whose directory was deleted into
     # `results-PID`.
     runs = [folder / DEFAULT, *folder.glob(f"{DEFAULT}-*")]
     kept = [run for run in runs if (run / FILE_NAME).is_file()]
-    return max(kept, key=lambda run: (run / FILE_NAME).stat().st_mtime, default=DEFAULT), "".join(words)
+    return sorted(kept, key=lambda run: (run / FILE_NAME).stat().st_mtime, reverse=True)
 
 
 def read_run(results_dir: Path) -> RunResult:

@@ -161,6 +161,29 @@ def test_a_directory_that_a_run_holds_is_left_alone(step: Step) -> None:
     assert before == (step.results / FILE_NAME).read_bytes()
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_the_run_of_another_launch_that_goes_on_is_left_alone(step: Step, named: bool) -> None:
+    own, other = step.results, step.results.with_name("results-2")
+    aftermath = Aftermath(other if named else None, own.parent, step.environ, step.said.append)
+    step.run_inside()
+    step.results = other
+    other.mkdir()
+    step.run_inside()
+    after = (own / FILE_NAME).stat().st_mtime + 1
+    os.utime(other / FILE_NAME, (after, after))
+    holder = os.open(other, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    before = (other / FILE_NAME).read_bytes()
+    aftermath.settle(137, "killed")
+    rebuild_left_run(other if named else None, own.parent, step.said.append)
+    os.close(holder)
+
+    assert [FILE_NAME] == [path.name for path in other.iterdir()]
+    assert before == (other / FILE_NAME).read_bytes()
+    assert named != (own / "junit.xml").exists()
+    assert (None if named else str(own / "junit.xml")) == step.outputs().get("junit")
+
+
 @pytest.mark.parametrize("code", [127, 130])
 def test_a_launch_without_a_run_has_outputs_and_none_of_an_earlier_run(step: Step, code: int) -> None:
     step.run_inside(to_its_end=True)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 from msgspec import structs
 
-from disttest.cli.stored_run import find_run
+from disttest.cli.stored_run import stored_runs
 from disttest.clock import monotonic, sleep
 from disttest.errors import DisttestError, EngineError, ExitCode, UsageError
 from disttest.extras.container.container_spec import LaunchSpec, container_arguments
@@ -63,7 +63,7 @@ from disttest.options.registry import RUN_OPTIONS
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.write import write_reports
 from disttest.results.conclusion import Facts, conclude
-from disttest.results.directory import no_run_writes
+from disttest.results.directory import DirectoryInUse, no_run_writes
 from disttest.results.events import RunFinished
 from disttest.results.fold import DIED_EARLY, RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
@@ -96,7 +96,7 @@ class Aftermath:
         # Noted before the start: earlier steps append to these files, and earlier runs leave a journal.
         self._published = self._size("GITHUB_OUTPUT")
         self._summarized = self._size("GITHUB_STEP_SUMMARY")
-        self._journal = _stamp(self._folder())
+        self._before = {_stamp(folder) for folder in _folders(self._results, working_dir)}
 
     def settle(self, code: int, reason: str = "") -> None:
         """Make journal, reports, outputs and summary agree with the end of the launch.
@@ -105,10 +105,13 @@ class Aftermath:
             code: exit code of the launch.
             reason: reason of an early end; empty if the run's own reason counts.
         """
-        folder = self._folder()
-        run = self._read(folder)
+        with contextlib.ExitStack() as held:
+            self._settle(self._own_folder(held), code, reason)
+
+    def _settle(self, folder: Path | None, code: int, reason: str) -> None:
+        run = _read(folder, self._say) if folder else None
         has_published = self._size("GITHUB_OUTPUT") > self._published
-        if run is None:
+        if folder is None or run is None:
             if not has_published or code in _INSIDE_PUBLISHES_NOTHING:
                 self._publish("disttest_run_finished", run=None, results=None, exit_code=code)
             return
@@ -125,15 +128,10 @@ class Aftermath:
         for _, message in plugin_manager().items(hook, str, environ=self._environ, **arguments):
             self._say(message)
 
-    def _folder(self) -> Path:
-        folder = self._results or self._working_dir / find_run((), self._working_dir)[0]
-        return folder.absolute()
-
-    def _read(self, folder: Path) -> RunResult | None:
-        """Read the journal of the run inside; None if it wrote none."""
-        if _stamp(folder) in (None, self._journal):
-            return None
-        return _read(folder, self._say)
+    def _own_folder(self, held: contextlib.ExitStack) -> Path | None:
+        """Find the folder of the run inside, and keep other runs out of it; None if it wrote no journal."""
+        folders = _folders(self._results, self._working_dir)
+        return _first_free((each for each in folders if _stamp(each) not in self._before), held)
 
     def _forget_summary(self) -> None:
         """Remove the summary that the run inside wrote for the workflow's page: it reports another end."""
@@ -154,15 +152,35 @@ def rebuild_left_run(results: Path | None, working_dir: Path, say: Callable[[str
 
     A run that ended normally has its own reports. Another run that writes into the directory now keeps it.
     """
-    folder = results or working_dir / find_run((), working_dir)[0]
     # The results of an earlier launch must not keep this one from starting.
-    with contextlib.suppress(DisttestError, OSError), no_run_writes(folder):
-        run = _read(folder, say)
+    with contextlib.suppress(DisttestError, OSError), contextlib.ExitStack() as held:
+        folder = _first_free(_folders(results, working_dir), held)
+        run = _read(folder, say) if folder else None
         # A journal with an end has its reports: the run inside wrote them.
-        if run is not None and run.reason == DIED_EARLY:
+        if folder is not None and run is not None and run.reason == DIED_EARLY:
             reason = "the launcher was killed; the next launch removed its container"
             _rewrite(folder, run, SIGKILL_CODE, reason, say)
             say(f"wrote the reports of that launch into {folder}")
+
+
+def _folders(results: Path | None, working_dir: Path) -> list[Path]:
+    """List the folders with a journal in which the run of a launch may have written, newest first."""
+    folders = [results] if results else stored_runs(working_dir)
+    return [folder.absolute() for folder in folders if _stamp(folder)]
+
+
+def _first_free(folders: Iterable[Path], held: contextlib.ExitStack) -> Path | None:
+    """Return the first folder that no run holds, and keep runs out of it until the stack is closed."""
+    for folder in folders:
+        try:
+            held.enter_context(no_run_writes(folder))
+        except DirectoryInUse:
+            # The run of another launch, which goes on: its journal has no end yet, and must not get one here.
+            continue
+        except OSError:
+            pass  # reading its journal reports the reason
+        return folder
+    return None
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:
