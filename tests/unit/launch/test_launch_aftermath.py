@@ -9,11 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sample_runs import SampleRun
 
-from disttest.errors import ExitCode
+from disttest.errors import EngineError, ExitCode
 from disttest.extras.container import launching
-from disttest.extras.container.launching import Aftermath, rebuild_left_run
+from disttest.extras.container.launch_host import Host
+from disttest.extras.container.launching import Aftermath, launch, rebuild_left_run
+from disttest.extras.container.left_containers import WORKING_DIR, RunnerJob, make_labels
+from disttest.extras.container.options import LaunchOptions
+from disttest.host.proc import this_process
 from disttest.model import Cause, Outcome
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
@@ -182,6 +187,34 @@ def test_the_run_of_another_launch_that_goes_on_is_left_alone(step: Step, named:
     assert before == (other / FILE_NAME).read_bytes()
     assert named != (own / "junit.xml").exists()
     assert (None if named else str(own / "junit.xml")) == step.outputs().get("junit")
+
+
+def test_the_run_of_a_dead_launch_is_not_the_one_of_the_next_launch(
+    step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step.run_inside()
+    dead = structs.replace(this_process(), started=1)
+    labels = make_labels(dead, RunnerJob(), expires_at_s=1e12) | {WORKING_DIR: str(step.results.parent)}
+    api = SimpleNamespace(
+        containers=lambda **_: [{"Id": "c1", "Labels": labels}], remove_container=lambda *_, **__: None
+    )
+    engine = SimpleNamespace(api=api, close=lambda: None)
+    monkeypatch.setattr(launching, "_engine", lambda *_: engine)
+    monkeypatch.setattr(launching, "_prepare", refuse)
+    host = Host(
+        environ=step.environ, uid=0, home="/", version="1", find_gpus=lambda: (), now=lambda: 1_800_000_000.0
+    )
+
+    with pytest.raises(EngineError):
+        launch(LaunchOptions(arguments=(), working_dir=step.results.parent), host, say=step.said.append)
+
+    reason = "the launcher was killed; the next launch removed its container"
+    assert reason == fold(read_events(step.results / FILE_NAME)).reason
+    assert {"conclusion", "exit-code", "infrastructure", "failed-tests"} == step.outputs().keys()
+
+
+def refuse(*_: object) -> None:
+    raise EngineError("the engine refuses")
 
 
 @pytest.mark.parametrize("code", [127, 130])

@@ -93,10 +93,14 @@ class Aftermath:
         self._working_dir = working_dir
         self._environ = environ
         self._say = say
-        # Noted before the start: earlier steps append to these files, and earlier runs leave a journal.
+        # Noted before the start: earlier steps append to these files.
         self._published = self._size("GITHUB_OUTPUT")
         self._summarized = self._size("GITHUB_STEP_SUMMARY")
-        self._before = {_stamp(folder) for folder in _folders(self._results, working_dir)}
+        self.note_earlier_runs()
+
+    def note_earlier_runs(self) -> None:
+        """Note the journals that are not of this launch: call it again after a change of one."""
+        self._before = {_stamp(folder) for folder in _folders(self._results, self._working_dir)}
 
     def settle(self, code: int, reason: str = "") -> None:
         """Make journal, reports, outputs and summary agree with the end of the launch.
@@ -244,7 +248,7 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
     end = LaunchEnd(code=ExitCode.INTERNAL, reason="the launcher failed")
     with catch_signals() as switch:
         try:
-            end = _launch(options, host, switch, say)
+            end = _launch(options, host, aftermath, switch, say)
         except DisttestError as error:
             end = LaunchEnd(code=error.exit_code, reason=str(error).splitlines()[0])
             raise
@@ -254,7 +258,9 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
     return end.code
 
 
-def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) -> LaunchEnd:
+def _launch(
+    options: LaunchOptions, host: Host, aftermath: Aftermath, switch: SignalSwitch, say: Say
+) -> LaunchEnd:
     # A mistake in --project is reported without an engine.
     project = read_project(options.project) if options.project else None
     try:
@@ -262,6 +268,8 @@ def _launch(options: LaunchOptions, host: Host, switch: SignalSwitch, say: Say) 
             me = this_process()
             # First, because containers of dead launches may still hold GPUs that this launch needs.
             _reap(client, me, host, say)
+            # Reaping writes the end of a dead launch into its journal, which was noted without it.
+            aftermath.note_earlier_runs()
             prepared = _prepare(options, host, client, me)
             if prepared.spec.gpus.warning:
                 say(f"warning: {prepared.spec.gpus.warning}")
