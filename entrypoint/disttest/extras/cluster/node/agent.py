@@ -89,7 +89,8 @@ class Agent:
     def __init__(self, assignment: NodeAssignment) -> None:
         self._assignment = assignment
         self._writer = LineWriter(assignment.node)
-        self._out = bytearray()
+        self.pending = bytearray()
+        """Lines that the pipe has not accepted yet."""
         self._in = Lines()
         self._reason = ""
         self._by_scheduler = False
@@ -121,7 +122,7 @@ class Agent:
                 self._send(NodeNote(message=f"node {self._assignment.host}: could not be killed: {left}"))
         self._leave_word()
         self._send(NodeDone(reason=self._reason, by_scheduler=self._by_scheduler))
-        self._flush(AGENT_FLUSH_S)
+        self.send_rest()
 
     # --- beginning
 
@@ -204,10 +205,10 @@ class Agent:
 
     def _pass_on(self, work: Work) -> None:
         for body in work.lines():
-            self._out += self._writer.lines(body)
+            self.pending += self._writer.lines(body)
         if monotonic() - self._said_s >= NODE_ALIVE_S:
             self._send(Alive())
-        self._flush(0.0)
+        self._flush()
 
     def _check_client(self) -> None:
         if self._client_gone:
@@ -235,21 +236,33 @@ class Agent:
 
     def _send(self, message: Message) -> None:
         self._said_s = monotonic()
-        self._out += self._writer.lines(msgspec.json.encode(message))
-        self._flush(0.0)
+        self.pending += self._writer.lines(msgspec.json.encode(message))
+        self._flush()
 
-    def _flush(self, limit_s: float) -> None:
-        """Write what the pipe accepts. A client that does not read is not waited for, except at the very end."""
-        until_s = monotonic() + limit_s
-        while self._out:
+    def send_rest(self) -> None:
+        """Send the lines that are left, as long as the client reads; after a cancellation for a limited time."""
+        until_s = monotonic() + AGENT_FLUSH_S
+        while self.pending:
+            left = len(self.pending)
+            self._flush()
+            # A slow link may need minutes for long logs, and the client fails the tests whose results are missing.
+            if len(self.pending) < left and self._cancelled_s is None:
+                until_s = monotonic() + AGENT_FLUSH_S
+            if self.pending and not wait_any(None if self._client_gone else 0, writable=[1], until_s=until_s):
+                return
+            if any(self._is_ending(line) for line in self._receive()):
+                self._cancelled_s = monotonic()
+
+    def _flush(self) -> None:
+        """Write what the pipe accepts. A client that does not read is not waited for."""
+        while self.pending:
             try:
-                del self._out[: os.write(1, self._out[:_CHUNK])]
+                del self.pending[: os.write(1, self.pending[:_CHUNK])]
             except BlockingIOError:
-                if not wait_any(writable=[1], until_s=until_s):
-                    return
+                return
             except OSError:
                 self._client_gone = True
-                self._out.clear()
+                self.pending.clear()
 
     def _receive(self) -> list[bytes]:
         lines: list[bytes] = []
@@ -270,7 +283,7 @@ class Agent:
     def _wait(self, *sources: NotedSignals | Child | int) -> None:
         # An input that has ended stays readable, and the loop would spin.
         orders = None if self._client_gone else 0
-        wait_any(orders, *sources, writable=[1] if self._out else [], timeout_s=TICK_S)
+        wait_any(orders, *sources, writable=[1] if self.pending else [], timeout_s=TICK_S)
 
     def _note_signal(self, signals: NotedSignals) -> None:
         # An earlier reason counts: Slurm also signals the agents of a job that the client has cancelled.
