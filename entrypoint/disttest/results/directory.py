@@ -23,7 +23,7 @@ from disttest.errors import JournalError, UsageError
 from disttest.host.proc import is_alive
 from disttest.limits import KEPT_LOGS_S, KILL_S
 from disttest.model import Frozen
-from disttest.results.earlier_runs import IGNORED, earlier_results, keep_earlier_run, left_in, put_back
+from disttest.results.earlier_runs import IGNORED, PROBE, earlier_results, keep_earlier_run, left_in, put_back
 from disttest.results.journal import FILE_NAME, Journal, end_for_want_of_room
 
 DEFAULT = Path("results")
@@ -283,10 +283,12 @@ def short_path(path: Path) -> str:
 def _make_ready(path: Path) -> None:
     """Check that there is room for a journal, and keep the directory out of any repository."""
     # A quota or a full disk is found here and not when the first event is written.
-    probe = path / ".writable"
-    # An empty file needs no block, so a full disk or quota would not be noticed.
-    probe.write_bytes(b"x" * 4096)
-    probe.unlink()
+    probe = path / PROBE
+    try:
+        # An empty file needs no block, so a full disk or quota would not be noticed.
+        probe.write_bytes(b"x" * 4096)
+    finally:
+        probe.unlink(missing_ok=True)
     with contextlib.suppress(FileExistsError), (path / IGNORED).open("x") as ignored:
         ignored.write("*\n")
 

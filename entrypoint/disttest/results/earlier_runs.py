@@ -22,6 +22,8 @@ _EARLIER = "earlier"
 IGNORED = ".gitignore"
 _BEGIN = b'{"event":"'
 """The first bytes of every journal."""
+# The file that a claim writes to see whether there is room; a killed command leaves it.
+PROBE = ".writable"
 _STAMP = "%Y%m%d-%H%M%S"
 # Suffix of the name of earlier results.
 _STAMPED = re.compile(r"(\d{8}-\d{6})(-\d+)?")
@@ -127,7 +129,7 @@ def _is_ours(journal: Path) -> bool:
 
 def left_in(path: Path) -> list[Path]:
     """List the content of a results directory, without earlier results."""
-    return [child for child in path.iterdir() if child.name not in (_EARLIER, IGNORED)]
+    return [child for child in path.iterdir() if child.name not in (_EARLIER, IGNORED, PROBE)]
 
 
 def _move_inside(path: Path, stamp: str) -> Path:

@@ -1,5 +1,6 @@
 """One run, one results directory: who may claim it, who is told what, and what becomes of it when somebody removes it."""
 
+import errno
 import json
 import os
 import shutil
@@ -7,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from disttest.errors import UsageError
+from disttest.errors import JournalError, UsageError
 from disttest.results.directory import DirectoryInUse, claim, claim_default, no_run_writes
-from disttest.results.earlier_runs import BEFORE, IGNORED
+from disttest.results.earlier_runs import BEFORE, IGNORED, PROBE
 from disttest.results.events import Noted
 from disttest.results.journal import FILE_NAME, Journal, read_events
 
@@ -104,6 +105,31 @@ def test_foreign_files_are_refused_even_where_the_next_name_would_do(tmp_path):
 
     with pytest.raises(UsageError, match="contains files that are not from a disttest run"):
         claim_default(print)
+
+
+def test_a_disk_that_was_full_leaves_no_file_that_a_later_run_refuses(tmp_path, monkeypatch):
+    results = tmp_path / "results"
+
+    def write(path, _data):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(type(results), "write_bytes", write)
+        with pytest.raises(JournalError):
+            claim(results)
+
+    assert [] == [*results.iterdir()]
+    claim(results).release()
+
+
+def test_the_probe_of_a_command_that_was_killed_is_not_a_file_of_others(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / PROBE).touch()
+
+    claim(tmp_path / "results").release()
+
+    assert [IGNORED] == [path.name for path in (tmp_path / "results").iterdir()]
 
 
 def test_a_run_that_came_no_further_than_the_one_before_it_is_kept_aside(tmp_path):
