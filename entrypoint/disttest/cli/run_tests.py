@@ -118,14 +118,20 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     # Only the claim knows where the results of the run before are now.
     selection = selection.after(directory.earlier)
     request = dataclasses.replace(request, selection=selection)
-    for name, file in request.attachments.items():
-        # Names of tests in these files may contain secrets, which the journal hides, too.
-        (directory.path / name).write_bytes(outgoing.json(read_input(file)))
-    if request.place is not None:
-        result, owes_failures = request.place.run(_prepared(request, resolved, directory, signals)), True
-    else:
-        assert hardware is not None
-        result, owes_failures = _run_here(request, resolved, directory, hardware)
+    try:
+        for name, file in request.attachments.items():
+            # Names of tests in these files may contain secrets, which the journal hides, too.
+            (directory.path / name).write_bytes(outgoing.json(read_input(file)))
+        if request.place is not None:
+            result, owes_failures = request.place.run(_prepared(request, resolved, directory, signals)), True
+        else:
+            assert hardware is not None
+            result, owes_failures = _run_here(request, resolved, directory, hardware)
+    except Exception:
+        # Without a journal, the next run would refuse the directory because of its files.
+        if not (directory.path / FILE_NAME).exists():
+            directory.put_back_earlier()
+        raise
     from disttest.cli.finish import finish_run, is_worth_keeping  # imported already, while tests ran
 
     keep = directory.earlier is None or is_worth_keeping(result, environment())

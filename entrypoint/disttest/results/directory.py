@@ -159,8 +159,8 @@ class ResultsDirectory:
             refuge.rmdir()
 
     def put_back_earlier(self) -> None:
-        """Replace the files of this run by the results that the claim has moved away; does nothing without any."""
-        if self.earlier is not None and self.home.is_in_place():
+        """Remove the files of this run, and put back the results that the claim has moved away, if any."""
+        if self.home.is_in_place():
             with contextlib.suppress(OSError):
                 put_back(self.path, self.earlier)
 

@@ -53,14 +53,16 @@ def keep_earlier_run(path: Path) -> Path:
     return target
 
 
-def put_back(path: Path, earlier: Path) -> None:
-    """Replace the content of a results directory by earlier results that :func:`keep_earlier_run` has moved."""
+def put_back(path: Path, earlier: Path | None) -> None:
+    """Replace the content of a results directory by earlier results that :func:`keep_earlier_run` has moved, if any."""
     # The directory itself stays: its inode carries the lock of this run.
     for child in left_in(path):
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child)
         else:
             child.unlink()
+    if earlier is None:
+        return
     for child in left_in(earlier):
         child.rename(path / child.name)
     # Results that an earlier claim has moved inside; they moved with their folder if it was renamed.

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from planning_cases import case
 
 from disttest.cli.main import command
+from disttest.cli.run_request import PreparedRun
 from disttest.cli.run_tests import end_late
-from disttest.errors import UsageError
+from disttest.errors import SchedulerError, UsageError
+from disttest.extras.cluster.place import Nodes
+from disttest.extras.shards.shard_plan import encode_plan, plan_equal_shards
+from disttest.planning.timings import Timings
 from disttest.plugins.masking.masker import Masker
-from disttest.results.journal import read_events
+from disttest.results.earlier_runs import IGNORED
+from disttest.results.fold import RunResult
+from disttest.results.journal import FILE_NAME, read_events
 
 
 @pytest.mark.parametrize(
@@ -30,6 +37,42 @@ def test_what_needs_this_machine_does_not_go_to_nodes(
     assert isinstance(ended.exception, UsageError)
     assert str(ended.exception).startswith(flags[0])
     assert "one machine" in str(ended.exception)
+
+
+@pytest.mark.parametrize("has_earlier_results", [True, False])
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_shard_that_a_scheduler_refuses_can_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_begun: bool, has_earlier_results: bool
+) -> None:
+    results, plan = tmp_path / "results", tmp_path / "plan.json"
+    plan.write_bytes(encode_plan(plan_equal_shards([case("a")], Timings(), shards=1)))
+    if has_earlier_results:
+        results.mkdir()
+        (results / FILE_NAME).write_text("of the run before")
+
+    def refuse(_place: Nodes, prepared: PreparedRun) -> RunResult:
+        if has_begun:
+            (prepared.directory.path / FILE_NAME).touch()
+        raise SchedulerError("no such partition")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("disttest.cli.run_tests.hold_signals", lambda: None)
+    monkeypatch.setattr("disttest.plugins.masking.masker.masker", Masker())
+    monkeypatch.setattr(Nodes, "run", refuse)
+    asked = ["run", "smoke", "--launcher", "local", "--plan", str(plan), "--shard", "1"]
+
+    ended = CliRunner().invoke(command, asked, obj=[])
+
+    assert "no such partition" == str(ended.exception)
+
+    left = {path.name for path in results.iterdir()} - {IGNORED}
+    if has_begun:
+        assert {FILE_NAME, "plan.json"} == left
+    elif has_earlier_results:
+        assert "of the run before" == (results / FILE_NAME).read_text()
+        assert ({FILE_NAME}, [plan, results]) == (left, sorted(tmp_path.iterdir()))
+    else:
+        assert set() == left
 
 
 @pytest.mark.parametrize(
