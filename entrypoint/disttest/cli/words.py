@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from disttest.outgoing import outgoing
 from disttest.plugin_manager import plugin_manager
 
 
 def warn(message: str) -> None:
     """Print a line on standard error."""
-    click.echo(f"disttest: {message}", err=True)
+    click.echo(f"disttest: {outgoing.text(message)}", err=True)
 
 
 def warn_by_plugins(hook: str, **arguments: Any) -> None:

@@ -7,8 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from disttest.cli.main import command
+from disttest.cli.words import warn
 from disttest.errors import ExitCode
 from disttest.options.registry import OPTIONS, PROJECT_OPTIONS, is_shown
+from disttest.outgoing import outgoing
+from disttest.plugins.masking.masker import Masker
 
 
 @pytest.fixture
@@ -95,3 +98,13 @@ def test_nothing_in_the_manual_is_an_unmeant_request_of_troff(disttest):
 
     assert {".TH", ".SH", ".SS", ".TP", ".br"} == requests
     assert {"\\-", "\\f", "\\e", "\\&", "\\["} >= set(re.findall(r"\\.", page))
+
+
+def test_a_warning_shows_no_secret(monkeypatch, capsys):
+    masker = Masker()
+    masker.hide(["swordfish"])
+    monkeypatch.setattr(outgoing, "_filter", masker)
+
+    warn("t.py::t[swordfish] could not be collected")
+
+    assert "disttest: t.py::t[***] could not be collected\n" == capsys.readouterr().err

@@ -29,6 +29,8 @@ from disttest.extras.cluster.protocol.wire import (
 )
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.options.run import RunOptions
+from disttest.outgoing import outgoing
+from disttest.plugins.masking.masker import Masker
 from disttest.results.directory import Home
 from disttest.results.durations import read_timings
 from disttest.results.events import AnyEvent, Event, RunFinished, TestCollected, TestFinished, TestStarted
@@ -281,3 +283,22 @@ def test_the_scheduler_has_longer_for_its_word_where_only_it_knows_why(
     assert not conductor.is_over
     now_s[0] = limit_s + 0.1
     assert conductor.is_over
+
+
+def test_no_line_on_the_terminal_shows_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    masker = Masker()
+    masker.hide(["swordfish"])
+    monkeypatch.setattr(outgoing, "_filter", masker)
+    lines: list[str] = []
+    journal = Journal(tmp_path / FILE_NAME)
+    recorder = JobRecorder(journal, Home(path=str(tmp_path)), lines.append)
+
+    recorder.test_finished(
+        TestResult(nodeid="t.py::t[swordfish]", outcome=Outcome.FAILED, message="not swordfish")
+    )
+    recorder.show_progress("job swordfish waits")
+    recorder.output(0, ["swordfish"])
+    journal.close()
+
+    assert ["FAILED   t.py::t[***]  0.00 s", "         not ***", "job *** waits"] == lines[:3]
+    assert "swordfish" not in "".join(lines)

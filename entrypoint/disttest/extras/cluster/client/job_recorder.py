@@ -52,9 +52,9 @@ class JobRecorder(EventWriter):
         with self._lock:
             # Under one lock with its lines, so that threads do not mix the lines of two tests.
             super().test_finished(result, again=again)
-            self._tell(f"{what:<8} {result.nodeid}{tried}  {result.duration_s:.2f} s")
+            self._print(f"{what:<8} {result.nodeid}{tried}  {result.duration_s:.2f} s")
             if result.outcome.is_bad:
-                self._tell(f"         {result.message}")
+                self._print(f"         {result.message}")
 
     def noted(self, message: str, nodeid: str = "", *, shown: bool = False) -> None:
         """Record a note for the reader."""
@@ -63,7 +63,7 @@ class JobRecorder(EventWriter):
     def show_progress(self, message: str) -> None:
         """Print progress on the terminal only."""
         with self._lock:
-            self._tell(message)
+            self._print(message)
 
     def output(self, rank: int, lines: Sequence[str]) -> None:
         """Print output of a running rank on the terminal only: it comes again with the log."""
@@ -83,6 +83,10 @@ class JobRecorder(EventWriter):
             target.write_text(clean_text(text), encoding="utf-8")
         except OSError as error:
             self._lose(end_for_want_of_room(results, error))
+
+    def _print(self, text: str) -> None:
+        # Names of tests, and the words of schedulers and nodes, may contain a secret.
+        self._tell(clean_text(text))
 
     def _lose(self, why: str) -> None:
         with self._lock:
