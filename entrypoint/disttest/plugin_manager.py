@@ -79,14 +79,17 @@ class Plugins:
             # Sorted by name, so that hooks are called in the same order in all processes of a run.
             for module in pkgutil.iter_modules([str(Path(__file__).with_name(ring))]):
                 self._add_built_in(f"disttest.{ring}.{module.name}", f"disttest.{module.name}")
-        self._blocked = tuple(sorted(blocked))
+        self.blocked = tuple(sorted(blocked))
+        """Names of the plugins that the command line leaves out."""
+        self.removed: list[str] = []
+        """Names of the plugins that were loaded and left out later."""
         self._entries = _entries()
         for entry in self._entries:
             self._add_installed(entry)
         self.identity = tuple(
             sorted(f"{name} {self._versions.get(name, '')}".strip() for name, _ in self.all)
         )
-        """Names and versions. All processes of a run must have the same ones."""
+        """Names and versions when they were loaded. All processes of a run must have loaded the same ones."""
 
     def _add_built_in(self, package: str, name: str) -> None:
         if not self._manager.is_blocked(name):
@@ -112,7 +115,7 @@ class Plugins:
 
     def why_others(self, words: Sequence[str]) -> str:
         """Return why a new process with this command line would have other plugins; empty if it has the same."""
-        if tuple(sorted(_without(words))) != self._blocked:
+        if tuple(sorted(_without(words))) != self.blocked:
             return "the command line leaves out other plugins"
         return "the installed plugins changed" if _entries() != self._entries else ""
 
@@ -157,6 +160,7 @@ class Plugins:
         """Leave a plugin out from now on; do nothing if there is none of that name."""
         if self._manager.has_plugin(name):
             self._manager.unregister(name=name)
+            self.removed.append(name)
 
     @property
     def all(self) -> Iterator[tuple[str, object]]:

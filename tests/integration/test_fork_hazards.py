@@ -412,3 +412,27 @@ def test_ranks_that_collect_leave_the_log_file_of_pytest_alone(lab):
     assert ["collected", "ran"] == [
         line.split()[-1] for line in (lab.folder / "run.log").read_text().splitlines()
     ]
+
+
+def test_worlds_of_a_clean_process_have_the_plugins_of_the_run(lab):
+    (lab.folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:disttest.hints\n")
+    lab.write(
+        test_thread=THREAD
+        + """
+    import pytest
+
+    @pytest.mark.world_size(1)
+    def test_works():
+        pass
+
+    @pytest.mark.world_size(1)
+    def test_fails():
+        raise OSError("Address already in use")
+"""
+    )
+    ended = lab.run(".", "-p", "no:disttest.html")
+
+    assert ended.result("test_works").outcome is Outcome.PASSED, ended.output
+    # `disttest.hints` would explain the message, in the world and not in the rank.
+    failed = ended.result("test_fails")
+    assert (Outcome.FAILED, {}) == (failed.outcome, failed.sections), failed.message

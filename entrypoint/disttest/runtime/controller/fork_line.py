@@ -49,6 +49,8 @@ class Recipe(Frozen):
     arguments: tuple[str, ...]
     """Arguments of pytest."""
     shared: Shared
+    removed_plugins: tuple[str, ...] = ()
+    """disttest's plugins that settings of pytest leave out, after they were loaded."""
 
 
 class Fork(Frozen, tag="fork"):

@@ -62,7 +62,9 @@ class ForkServer(ForkLine):
         nvml = "nvml" if is_checked_by_nvml() else ""
         path = log.with_suffix(".recipe.json")
         path.write_bytes(msgspec.json.encode(recipe, enc_hook=str))
-        arguments = [os.getpid(), theirs.fileno(), ",".join(map(str, ledger)), nvml, path, *wanted]
+        # As in a command line: plugins are loaded without these.
+        left_out = [f"-pno:{name}" for name in plugin_manager().blocked]
+        arguments = [os.getpid(), theirs.fileno(), ",".join(map(str, ledger)), nvml, path, *left_out, *wanted]
         with theirs, log.open("wb") as output:
             self._child = spawn_child(
                 [sys.executable, "-m", "disttest.runtime.controller.fork_server", *map(str, arguments)],
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     # Before torch is imported below, so that its questions to CUDA are watched as soon as they exist.
     (inherit_stay_off_cuda if nvml else stay_off_cuda)()
     with importing_for_forks():
-        for name in ("pytest", *modules):
+        for name in ("pytest", *(name for name in modules if not name.startswith("-"))):
             importlib.import_module(name)
         observe.prepare()
         state_snapshot.prepare()
@@ -105,6 +107,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if ledger:
         outgoing.share(int(ledger))
     recipe = msgspec.json.decode(Path(recipe_file).read_bytes(), type=Recipe)
+    # Worlds are forked from here, and only their ranks read pytest's settings.
+    for name in recipe.removed_plugins:
+        plugin_manager().remove(name)
 
     def collect(question: Collect, own_line: int) -> None:
         files = msgspec.json.decode(Path(question.modules).read_bytes(), type=tuple[str, ...])

@@ -138,7 +138,8 @@ class ForkSources:
             _rest_pools()
             return
         shared = msgspec.structs.replace(order_of(session.config).shared, host=host)
-        recipe = Recipe(arguments=_arguments_for_ranks(session.config), shared=shared)
+        arguments, removed = _arguments_for_ranks(session.config), tuple(plugin_manager().removed)
+        recipe = Recipe(arguments=arguments, shared=shared, removed_plugins=removed)
         self._fork_server = ForkServer(
             scratch / "fork_server.log", recipe, session.config.invocation_params.dir
         )
