@@ -436,3 +436,31 @@ def test_worlds_of_a_clean_process_have_the_plugins_of_the_run(lab):
     # `disttest.hints` would explain the message, in the world and not in the rank.
     failed = ended.result("test_fails")
     assert (Outcome.FAILED, {}) == (failed.outcome, failed.sections), failed.message
+
+
+@pytest.mark.slow("its ranks are new interpreters")
+def test_ranks_import_no_file_but_their_own_of_those_that_the_command_names(lab):
+    own = """
+    import sys
+    import pytest
+
+    @pytest.mark.world_size(1)
+    @pytest.mark.parametrize("value", [1, 2])
+    def test_own(world, value):
+        assert ("test_thread" in sys.modules) is (__name__ == "test_thread") is ("test_good" not in sys.modules)
+"""
+    broken = "raise ImportError('planted')"
+    (lab.folder / "package").mkdir()
+    (lab.folder / "package" / "__init__.py").touch()
+    lab.write(test_thread=THREAD + own, test_good=own, test_broken=broken)
+    lab.write(**{"package/test_inside": own, "package/test_broken_too": broken})
+    files = ("test_good.py", "package", "package/test_broken_too.py", "test_broken.py")
+    ended = lab.run("test_thread.py::test_own[1xgloo-2]", *files, "--", "--keep-duplicates")
+
+    assert "Tests of other files are not affected" in ended.output
+    own_tests = [
+        f"{file}::test_own[1xgloo-{n}]" for file in ("test_good.py", "package/test_inside.py") for n in (1, 2)
+    ]
+    assert dict.fromkeys(["test_thread.py::test_own[1xgloo-2]", *own_tests], Outcome.PASSED) == {
+        each.test.nodeid: each.final.outcome for each in ended.run.tests
+    }, ended.output
