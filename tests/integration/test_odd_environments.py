@@ -121,3 +121,24 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused_for_worlds_only(lab: Lab) -
     assert r"odd-\udcff is not UTF-8, and tests with a world need paths that are" in refused.output
     assert "infrastructure" not in refused.output
     assert 0 == plain.exit_code, plain.output
+
+
+def test_ranks_and_isolated_files_have_the_number_of_threads_that_the_user_sets(lab: Lab) -> None:
+    lab.write(
+        test_threads="""
+        import os
+        import pytest
+        import torch
+
+        @pytest.mark.world_size(1)
+        def test_rank(world):
+            assert ("3,1", 3) == (os.environ["OMP_NUM_THREADS"], torch.get_num_threads())
+
+        def test_isolated():
+            test_rank(None)
+        """
+    )
+    ended = lab.run(".", "--isolate-files", OMP_NUM_THREADS="3,1")
+
+    for name in ("test_rank", "test_isolated"):
+        assert Outcome.PASSED is ended.result(name).outcome, ended.output

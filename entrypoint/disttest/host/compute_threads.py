@@ -63,8 +63,10 @@ def allow_threads() -> None:
     if not _is_limited:
         return
     cpus = len(os.sched_getaffinity(0))
-    openmp = min(_asked("OMP_NUM_THREADS") or cpus, cpus)
-    blas = min(_asked("OPENBLAS_NUM_THREADS") or _asked("MKL_NUM_THREADS") or openmp, cpus)
+    openmp = min(asked_threads_of("OMP_NUM_THREADS") or cpus, cpus)
+    blas = min(
+        asked_threads_of("OPENBLAS_NUM_THREADS") or asked_threads_of("MKL_NUM_THREADS") or openmp, cpus
+    )
     limit_threads(openmp=openmp, blas=blas)
 
 
@@ -82,7 +84,7 @@ def limit_threads(*, openmp: int, blas: int) -> None:
         torch.set_num_threads(openmp)
 
 
-def _asked(variable: str) -> int:
+def asked_threads_of(variable: str) -> int:
     """Return the number of threads that the environment requests; 0 if it requests none."""
     # the first of OpenMP's nested levels
     first = os.environ.get(variable, "").partition(",")[0].strip()  # noqa: TID251

@@ -27,7 +27,7 @@ from disttest import observe
 from disttest.errors import ExitCode
 from disttest.extras.replay.format import Head, Recording, read_recording
 from disttest.extras.replay.replay_verdict import RecordedOutcome, Replayed, judge
-from disttest.host.compute_threads import allow_threads
+from disttest.host.compute_threads import allow_threads, asked_threads_of
 from disttest.model import Outcome
 from disttest.options.environment import add_to_environment
 from disttest.runtime.rank import state_snapshot
@@ -178,7 +178,7 @@ def _become(head: Head, scratch: Path) -> None:
     import torch
 
     add_to_environment(head.environment)
-    torch.set_num_threads(int(head.environment.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(asked_threads_of("OMP_NUM_THREADS") or 1)
     provide_world(lambda: _world(head, scratch), lambda: scratch)
     state_snapshot.reseed(head.seed)
 

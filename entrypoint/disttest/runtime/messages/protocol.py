@@ -337,7 +337,7 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     scratch_dir: str
     settings: WorldSettings
     threads: int
-    """Compute threads of each rank."""
+    """Compute threads of each rank, unless the user sets OMP_NUM_THREADS."""
     failed_before: dict[int, int] = {}
     """Rank -> its failed tests in earlier worlds of the run; ranks without any are left out."""
     partition: NodePartition | None = None

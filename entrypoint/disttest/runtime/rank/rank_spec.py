@@ -112,11 +112,12 @@ class RankSpec(Frozen):
 
     def machine_environment(self) -> dict[str, str]:
         """Return the variables that every process of a world gets, main processes included."""
-        variables = {**visible_devices(",".join(self.shown)), "OMP_NUM_THREADS": str(self.threads)}
+        variables = visible_devices(",".join(self.shown))
         # Ranks on one machine need only the loopback interface; others need the one that connects the nodes. With
         # a name, gloo and TensorPipe skip the look-up of the host's name.
         interface = self.partition.interface if self.partition else "lo"
         defaults = {
+            "OMP_NUM_THREADS": str(self.threads),
             "GLOO_SOCKET_IFNAME": interface,
             "TP_SOCKET_IFNAME": interface,
             # The user's own values win below: `os.environ` is consulted first.

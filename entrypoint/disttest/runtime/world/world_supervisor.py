@@ -20,6 +20,7 @@ import msgspec
 
 from disttest.clock import monotonic
 from disttest.errors import PluginError
+from disttest.host.compute_threads import asked_threads_of
 from disttest.host.descendants import children_of, kill_descendants, name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.host.process_limits import lack_for_ranks
@@ -181,7 +182,8 @@ class WorldSupervisor:
             scratch=scratch / f"rank{rank}",
             log=self._ranks.logs.divert(scratch / f"rank{rank}.log"),
             settings=order.settings,
-            threads=order.threads,
+            # The user's value wins, as under torchrun.
+            threads=asked_threads_of("OMP_NUM_THREADS") or order.threads,
             home=order.home,
             kind=self._kind,
             isolation=order.tests[0].isolation,
