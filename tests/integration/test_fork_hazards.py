@@ -392,9 +392,25 @@ def test_ranks_collect_where_pytest_was_started(lab):
 
 
 @pytest.mark.slow("its ranks are new interpreters")
-def test_ranks_that_collect_leave_the_log_file_of_pytest_alone(lab):
+def test_ranks_that_collect_leave_the_files_of_pytest_and_its_plugins_alone(lab):
+    writers = """
+    import os
+
+    def pytest_addoption(parser):  # as in pytest-reportlog
+        parser.addoption("--report-log", dest="report_log")
+
+    def pytest_configure(config):
+        if config.option.report_log:
+            open(config.option.report_log, "w").write(str(os.getpid()))
+
+    def pytest_sessionstart(session):
+        if os.environ.setdefault("FIRST", str(os.getpid())) == str(os.getpid()):
+            session.config.cache.set("first", os.getpid())
+            session.config.trace("first" * 10_000)  # more than a buffer, so that all is in the file
+"""
     test = """
     import logging
+    import os
     import pytest
 
     logging.getLogger().warning("collected")
@@ -403,15 +419,19 @@ def test_ranks_that_collect_leave_the_log_file_of_pytest_alone(lab):
     def test_world():
         logging.getLogger().warning("in a rank")
 
-    def test_ordinary():
+    def test_ordinary(request):
         logging.getLogger().warning("ran")
+        assert str(os.getpid()) == open("report.jsonl").read()
+        assert os.getpid() == request.config.cache.get("first", None)
     """
-    ended = lab.write(conftest=THREAD, test_logs=test).run("test_logs.py", "--", "--log-file=run.log")
+    options = ("--log-file=run.log", "--debug=debug.log", "--report-log=report.jsonl", "--cache-clear")
+    ended = lab.write(conftest=THREAD + writers, test_logs=test).run("test_logs.py", "--", *options)
 
     assert 0 == ended.exit_code, ended.output
     assert ["collected", "ran"] == [
         line.split()[-1] for line in (lab.folder / "run.log").read_text().splitlines()
     ]
+    assert "first" * 10_000 in (lab.folder / "debug.log").read_text()
 
 
 def test_worlds_of_a_clean_process_have_the_plugins_of_the_run(lab):

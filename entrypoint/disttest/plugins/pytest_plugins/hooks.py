@@ -21,13 +21,25 @@ _OF_THE_CONTROLLER = (
 )
 _NO_FILES = {
     "allure_report_dir": None,
+    "cacheclear": False,  # it would remove what the controller has written into the cache meanwhile
     "clean_alluredir": False,
     "htmlpath": None,
     "json_report": False,
     "log_file": os.devnull,
+    "report_log": None,
 }
-"""Options of plugins that write files, mapped to the value that disables writing."""
+"""Options that write files before the end of a session, mapped to the value that disables writing."""
 _OVERRULED = "disttest_overruled"
+
+
+@of_pytest(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """Leave the file of ``--debug`` to the controller: pytest opens it before it calls the hook below."""
+    from disttest.runtime.controller.orders import collecting_order
+
+    if early_config.known_args_namespace.debug and collecting_order(early_config) is not None:
+        # The last one counts, and no option is read behind a `--`.
+        args.insert(args.index("--") if "--" in args else len(args), f"--debug={os.devnull}")
 
 
 @of_pytest(wrapper=True, tryfirst=True)
