@@ -290,16 +290,16 @@ def test_results_kept_inside_come_back_with_the_results_before(tmp_path):
     results = tmp_path / "results"
     older = results / "earlier/20250101-000000" / FILE_NAME
     older.parent.mkdir(parents=True)
-    older.write_text("of an older run")
-    (results / FILE_NAME).write_text("of the run before")
+    older.write_text(begun("older"))
+    (results / FILE_NAME).write_text(begun("before"))
 
     empty = claim(results)
-    (results / FILE_NAME).write_text("of the empty run")
+    (results / FILE_NAME).write_text(begun("empty"))
     empty.put_back_earlier()
     empty.release()
 
-    assert "of an older run" == older.read_text()
-    assert "of the run before" == (results / FILE_NAME).read_text()
+    assert begun("older") == older.read_text()
+    assert begun("before") == (results / FILE_NAME).read_text()
     assert [results] == [*tmp_path.iterdir()]
 
 
