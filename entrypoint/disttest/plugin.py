@@ -160,7 +160,7 @@ def _describe_run(config: pytest.Config) -> list[str]:
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Restrict a process that collects for ranks to its own files among those that the command line names."""
-    if isinstance(collector, pytest.Session):
+    if isinstance(collector, pytest.Session) and collector.config.stash[RUN].rank_order is not None:
 
         def is_kept(path: Path) -> bool:
             return not pytest_ignore_collect(path, collector.config)
