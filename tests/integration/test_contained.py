@@ -413,3 +413,37 @@ def test_after_a_failure_the_fixtures_of_the_file_have_time_to_tear_down(lab: La
     assert Outcome.FAILED is ended.result("test_bad").outcome
     assert Outcome.PASSED is ended.result("test_good").outcome, ended.output
     assert not (lab.folder / "lock").exists()
+
+
+def test_workers_of_an_executor_of_the_module_serve_all_of_its_tests(lab):
+    lab.write(
+        test_executor="""
+        import os
+        import time
+        from concurrent.futures import ProcessPoolExecutor
+
+        EXECUTOR = ProcessPoolExecutor(1)
+        STOPPED = ProcessPoolExecutor(1)
+        WORKERS = []
+
+        def test_uses_it():
+            WORKERS.append(EXECUTOR.submit(os.getpid).result())
+
+        def test_uses_it_as_well():
+            assert WORKERS == [EXECUTOR.submit(os.getpid).result()]
+
+        def test_leaves_one_that_is_shut_down():
+            STOPPED.submit(time.sleep, 600)
+            STOPPED.shutdown(wait=False)
+        """
+    )
+    ended = lab.run(".", "--isolate-files")
+
+    tests = {test.test.name: test.final for test in ended.run.tests}
+    assert {Outcome.PASSED} == {result.outcome for result in tests.values()}, ended.output
+    leaks = {
+        name: len([note for note in result.notes if "process" in note]) for name, result in tests.items()
+    }
+    assert {"test_uses_it": 0, "test_uses_it_as_well": 0, "test_leaves_one_that_is_shut_down": 1} == leaks
+    # Nor is one left at the end of the process, which the run would name.
+    assert "which was killed" not in ended.output

@@ -35,6 +35,7 @@ GITHUB_KILL_S = GITHUB_TERM_S + 2.5
 CHAINS = {
     "a rank that is ended": ("RANK_TERM_S", "WORLD_TERM_S", "BROKEN_LEAVE_S", "RANKS_LEAVE_S"),
     "the end of an attempt": ("EVIDENCE_POLL_S", "EVIDENCE_S", "MAIN_CANCEL_S", "WORLD_POOL_CANCEL_S"),
+    "an isolated process ends its executors": ("EXECUTORS_END_S", "RANKS_LEAVE_S"),
     "a rank that is killed": ("RANK_TERM_S", "KILL_S", "BOUNDED_KILL_S"),
     "a main process ends its own ranks": ("EVIDENCE_S", "MAIN_MARGIN_S", "RANKS_LEAVE_S", "WORLD_SILENCE_S"),
     "evidence over nodes": ("EVIDENCE_S", "EVIDENCE_AGREED_S", "NODE_OVERRUN_S"),

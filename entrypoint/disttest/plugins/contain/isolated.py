@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping
+from concurrent.futures import process as pools
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from disttest.limits import EVIDENCE_POLL_S, TICK_S
 from disttest.model import StartedProcess, TestResult
 from disttest.plugins.contain.fast_spawn import role_file, use_fast_spawn
 from disttest.plugins.contain.hooks import FAST_SPAWN
-from disttest.plugins.contain.limits import STARTED_STACKS_S
+from disttest.plugins.contain.limits import EXECUTORS_END_S, STARTED_STACKS_S
 from disttest.results.hang_findings import crash_place
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
 from disttest.runtime.rank import watchdog
@@ -56,7 +57,26 @@ def serve_isolated(
         use_fast_spawn()
     serve_orders(spec, channel, session, lambda order: _run(spec, channel, order, session, items))
     save()
+    _end_executors()
     leave(0)
+
+
+def _executor_threads() -> list[pools._ExecutorManagerThread]:
+    """Return the threads that manage the executors of processes that are in use."""
+    # There is no public list of executors (Python 3.11 to 3.13). Those of a variable that is gone, and those that have
+    # been shut down, are ending.
+    threads = list(pools._threads_wakeups)  # noqa: SLF001
+    return [thread for thread in threads if thread.is_alive() and not thread.is_shutting_down()]
+
+
+def _end_executors() -> None:
+    """End executors as Python does at its end, which `leave` does not reach: their workers would wait for ever."""
+    threads, deadline = _executor_threads(), monotonic() + EXECUTORS_END_S
+    for thread in threads:
+        if (executor := thread.executor_reference()) is not None:
+            executor.shutdown(wait=False, cancel_futures=True)
+    for thread in threads:
+        thread.join(max(0.0, deadline - monotonic()))
 
 
 def _run(
@@ -72,7 +92,9 @@ def _run(
     run_protocol(items, order)
     # Processes of a wider fixture, such as a pool of workers, serve the next test, too.
     shared = bool(shared_fixtures(session))
-    left = () if shared else end_new_children(before)
+    # So do the workers of an executor of the module.
+    workers = {pid for thread in _executor_threads() for pid in tuple(thread.processes)}
+    left = () if shared else end_new_children(before | workers)
     flush_output()
     leaks = (*left, *watchdog.stop_leftover())
     channel.send(TestDone(leaks=tuple(map(clean_text, leaks)), shares=shared))
