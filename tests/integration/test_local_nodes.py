@@ -355,3 +355,50 @@ def test_the_store_of_a_world_over_nodes_is_there_until_all_are_done(lab: Lab) -
     assert ended.exit_code == 0, ended.output
     for leaves in ("nothing", "thread"):
         assert "recvValue failed" not in ended.log(f"test_one_goes_on[2xgloo@2nodes-{leaves}]", 1)
+
+
+SAYS_A_SECRET = """
+    import os, pathlib
+    import pytest
+
+    pytestmark = pytest.mark.world_size(2)
+    SECRET = b"s41d-" + b"secret"
+
+    def leak():
+        os.write(1, SECRET)
+        temporary = pathlib.Path(os.environ["TMPDIR"])
+        assert not [path for path in temporary.rglob("*") if path.is_file() and SECRET in path.read_bytes()]
+
+    @pytest.mark.nodes(2)
+    def test_over_nodes(world):
+        leak()
+
+    @pytest.mark.nodes(1)
+    def test_on_one_node(world):
+        leak()
+"""
+
+
+@pytest.mark.slow("each node is a new interpreter")
+def test_secrets_are_hidden_on_nodes_in_names_of_files_too(lab: Lab) -> None:
+    lab.write(test_admin=SAYS_A_SECRET)
+    (lab.folder / "tmp").mkdir()
+    (lab.folder / "admin").mkdir()
+    (lab.folder / "test_admin.py").rename(lab.folder / "admin/test_admin.py")
+    (lab.folder / "admin/pytest.ini").write_text("[pytest]\n")
+    secrets = ("admin", "s41d-secret")
+    ended = lab.run(
+        *("run", "admin", "--launcher", "local", "--nodes", "2", "--device", "cpu"),
+        *("--mask", "admin", "--pass-env", "TMPDIR"),
+        TMPDIR=str(lab.folder / "tmp"),
+        DISTTEST_MASK="s41d-secret",
+    )
+
+    assert ended.exit_code == 0, ended.output
+    assert ["test_***.py"] * 2 == [test.test.file.rpartition("/")[2] for test in ended.run.tests]
+    assert not any(secret in ended.output for secret in secrets)
+    for path in ended.results.rglob("*"):
+        assert "admin" not in path.name
+        assert not path.is_file() or not any(secret.encode() in path.read_bytes() for secret in secrets), path
+    for name in ("test_over_nodes", "test_on_one_node"):
+        assert "***" in ended.log(name, 1)

@@ -34,7 +34,6 @@ from disttest.host.event_loop import NotedSignals, wait_any
 from disttest.host.process import Child, signal_name
 from disttest.limits import DEADLINE_MARGIN_S, SUPERVISOR_CANCEL_S, TICK_S
 from disttest.model import Frozen, Invocation, RunPart, TestCase
-from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
@@ -267,9 +266,8 @@ def _collect_for(host: TargetHost, request: ClusterRequest, stop: _Stop) -> Coll
 
 
 def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: TargetHost) -> JobSpec:
-    secret = {option.field for option in RUN_OPTIONS if option.secret}
-    # Masks stay here: this process hides secrets in all that nodes send, before it is written.
-    flags = {name: text for name, text in request.flags.items() if name != "results" and name not in secret}
+    # Masks travel, too: what a node writes to its own disk is masked there.
+    flags = {name: text for name, text in request.flags.items() if name != "results"}
     if options.device == "auto":
         # A node would decide by its own GPUs, and could name other worlds than this collection.
         flags["device"] = host.device

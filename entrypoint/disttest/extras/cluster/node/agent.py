@@ -49,7 +49,9 @@ from disttest.host.lines import Lines
 from disttest.host.oom import Shortage
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, signal_name
 from disttest.limits import TICK_S
-from disttest.options.environment import add_to_environment
+from disttest.options.environment import add_to_environment, environment
+from disttest.options.registry import RUN_OPTIONS
+from disttest.outgoing import outgoing
 from disttest.runtime.messages.protocol import Message
 
 _CHUNK = 1 << 16
@@ -161,6 +163,9 @@ class Agent:
             )
         if job.directory:
             self._enter(job.directory)
+        job = _without_secrets(job)
+        # A plugin may hide secrets; what this process reads of a run has masked names.
+        outgoing.hide(environment().get("DISTTEST_MASK", "").splitlines())
         kind = LeaseWork if job.kind is JobKind.LEASE else PartitionWork
         return kind(job, assignment, folder)
 
@@ -289,6 +294,18 @@ class Agent:
         # An earlier reason counts: Slurm also signals the agents of a job that the client has cancelled.
         if (number := signals.first()) is not None and not self._reason:
             self._reason, self._by_scheduler = f"the scheduler ended the job ({signal_name(number)})", True
+
+
+def _without_secrets(job: JobSpec) -> JobSpec:
+    """Move secret options of a job into variables, because other users see flags in the list of processes."""
+    secret = {option.field: option for option in RUN_OPTIONS if option.secret}
+    for name in secret.keys() & job.flags.keys():
+        variable = secret[name].variable
+        # The values of both count.
+        both = filter(None, (job.flags[name], environment().get(variable)))
+        add_to_environment({variable: "\n".join(both)})
+    flags = {name: text for name, text in job.flags.items() if name not in secret}
+    return msgspec.structs.replace(job, flags=flags)
 
 
 def own_output() -> None:

@@ -12,6 +12,7 @@ import disttest
 from disttest.extras.cluster.protocol.wire import NodeReady, Versions
 from disttest.model import TestCase
 from disttest.plugin_manager import plugin_manager, plugins_differ
+from disttest.runtime.messages.protocol import clean_text
 
 
 def versions_here() -> Versions:
@@ -30,19 +31,29 @@ def versions_here() -> Versions:
 
 
 def digest_tests(tests: Iterable[TestCase], root: Path) -> str:
-    """Return a digest of the tests: ids, worlds and files, the Python files next to these, and conftests above."""
+    """Return a digest of the tests: ids, worlds and files, the Python files next to these, and conftests above.
+
+    Names count with their secrets hidden: the client has its tests, and a lease its results, from a masked journal.
+    """
     digest = hashlib.sha256()
     files: set[Path] = set()
+    root = _real(root)
     # Sorted: the client has the order of its division, a node that of its collection.
-    for test in sorted(tests, key=lambda test: test.nodeid):
-        # A name that is not UTF-8 has surrogates, which a strict encoder refuses.
-        digest.update(f"{test.nodeid}\0{test.world}\n".encode("utf-8", "backslashreplace"))
-        files.update(_sources(root / test.file, root))
+    for test in sorted(tests, key=lambda test: clean_text(test.nodeid)):
+        digest.update(f"{clean_text(test.nodeid)}\0{test.world}\n".encode())
+        files.update(_sources(root / clean_text(test.file), root))
     for path in sorted(files):
         # Relative, since the checkout of a node may be in another folder.
         digest.update(path.relative_to(root).as_posix().encode("utf-8", "backslashreplace"))
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
+
+
+def _real(root: Path) -> Path:
+    """Return the root of a run in this folder, whose name a journal may have masked."""
+    # Masked first, also where the real one is known: all nodes must have the same sources.
+    masked, here = clean_text(str(root)), Path.cwd()
+    return next((each for each in (here, *here.parents) if clean_text(str(each)) == masked), Path(masked))
 
 
 def _sources(file: Path, root: Path) -> Iterable[Path]:
