@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os.path
 import re
 from collections.abc import Iterator
@@ -64,12 +65,19 @@ class Repository:
         if file.startswith("<"):
             return None
         whole = os.path.normpath(os.path.join(base or "/", file))  # noqa: PTH118 - a path of another machine
+        top = os.path.normpath(self.top or self.root or "/")
         path = PurePosixPath(whole)
-        top = PurePosixPath(os.path.normpath(self.top or self.root or "/"))
+        if not path.is_relative_to(top):
+            # A workspace may be a symbolic link, and only one of the two names it by the link.
+            path, top = PurePosixPath(_real(whole)), _real(top)
         if not path.is_relative_to(top):
             return None
         inside = path.relative_to(top)
         return None if _FOREIGN & set(inside.parts) else str(inside)
+
+
+# Tracebacks repeat the same files.
+_real = functools.lru_cache(maxsize=4096)(os.path.realpath)
 
 
 def locate(test: TestOutcome, repository: Repository) -> Location | None:

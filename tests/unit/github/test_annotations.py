@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -303,3 +304,16 @@ def test_cause_decides_the_line_not_the_outcome():
     sample.test(Outcome.FAILED, message="x", cause=Cause.INFRASTRUCTURE)
 
     assert "file=" not in lines_of(sample)[0]
+
+
+@pytest.mark.parametrize(("root", "top"), [("disk/r", "work/r"), ("work/r", "disk/r")])
+def test_a_workspace_that_is_a_link_has_the_files_of_its_real_path(
+    tmp_path: Path, root: str, top: str
+) -> None:
+    (tmp_path / "disk/r").mkdir(parents=True)
+    (tmp_path / "work").symlink_to("disk")
+    repository = Repository(root=str(tmp_path / root), top=str(tmp_path / top), cwd=str(tmp_path / root))
+
+    assert "tests/test_x.py" == repository.relative("tests/test_x.py")
+    assert "tests/lib.py" == repository.traced("tests/lib.py")
+    assert repository.relative(str(tmp_path / "elsewhere.py")) is None

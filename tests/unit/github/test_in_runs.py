@@ -94,3 +94,12 @@ def test_a_job_has_the_name_and_the_repository_of_its_variables() -> None:
     assert job is not None
     assert ("org/it gpus", "/work") == (job.name, job.workspace)
     assert disttest_ci_job(variables) is None
+
+
+def test_a_workspace_that_is_a_link_has_its_real_path(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "work").symlink_to("disk")
+    job = disttest_ci_job(WORKFLOW | {"GITHUB_WORKSPACE": str(tmp_path / "work")})
+
+    assert job is not None
+    assert str(tmp_path / "disk") == job.workspace

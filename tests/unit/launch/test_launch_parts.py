@@ -315,6 +315,17 @@ def test_mounts_are_the_workspace_and_what_lies_outside_it(tmp_path: Path) -> No
     assert spec.user == f"{os.getuid()}:{os.getgid()}"
 
 
+def test_a_workspace_that_is_a_link_has_its_real_path_inside(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "work").symlink_to("disk")
+    work = tmp_path / "work"
+    options = LaunchOptions(arguments=(), workspace=work, working_dir=work)
+
+    spec = prepared(options, {"GITHUB_WORKSPACE": str(work)}).spec
+
+    assert [spec.working_dir, spec.binds[0].path] == [spec.environment["GITHUB_WORKSPACE"]] * 2
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_folder_that_the_user_protects_stays_read_only(tmp_path: Path, order: int) -> None:
     work, data = tmp_path / "work", tmp_path / "data"

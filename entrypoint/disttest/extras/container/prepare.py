@@ -80,6 +80,9 @@ def prepare(
     task = HandBack(workspace=str(workspace), owner=str(owner), since=now_s)
     returns = needs_hand_back(user, owner=owner, facts=facts)
     environment = choose_environment(environ, options.environment)
+    if given := environment.get("GITHUB_WORKSPACE"):
+        # Links of the host do not exist inside, where mounts have their real paths.
+        environment["GITHUB_WORKSPACE"] = str(Path(given).resolve())
     labels = make_labels(client, job_of(environ), expires_at_s=now_s + limit_s)
     labels |= {WORKING_DIR: str(working_dir)}
     labels |= {RESULTS: str(options.results.resolve())} if options.results else {}

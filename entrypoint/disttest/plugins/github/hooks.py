@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,11 @@ def disttest_ci_job(environ: Mapping[str, str]) -> CiJob | None:
     from disttest.plugins.github import commands
 
     name = filter(None, map(environ.get, ("GITHUB_REPOSITORY", "GITHUB_JOB", "GITHUB_RUN_ID")))
+    workspace = environ.get("GITHUB_WORKSPACE", "")
     return CiJob(
         name=" ".join(name),
-        workspace=environ.get("GITHUB_WORKSPACE", ""),
+        # The run has the real path of its directory, and a merge on another machine cannot resolve a link.
+        workspace=os.path.realpath(workspace) if workspace else "",
         shield=commands.harmless,
         fold=commands.group,
         end_fold=commands.end_group(),
