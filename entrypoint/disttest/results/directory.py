@@ -359,7 +359,8 @@ def remove_old(path: Path, keep: int, say: Callable[[str], None]) -> None:
         keep: number of earlier results to keep.
         say: receives one line about results that cannot be deleted; the next run tries again.
     """
-    for folder in earlier_results(path)[keep:]:
+    # A claim keeps earlier results next to the target of a link.
+    for folder in earlier_results(path.resolve())[keep:]:
         try:
             with no_run_writes(folder):
                 shutil.rmtree(folder)

@@ -45,6 +45,17 @@ def test_the_newest_stay(results: Path):
     assert asides(results) == [] and (results / FILE_NAME).exists()
 
 
+def test_those_next_to_the_target_of_a_link(tmp_path: Path):
+    (tmp_path / "disk/kept").mkdir(parents=True)
+    results = tmp_path / "results"
+    results.symlink_to("disk/kept")
+    for day in (1, 2, 3):
+        ran(results, day)
+    remove_old(results, 1, no_word)
+    assert asides(tmp_path / "disk/kept") == ["kept-19700103-000000"]
+    assert (results / FILE_NAME).exists()
+
+
 def test_those_of_one_second_are_told_apart(results: Path):
     for _ in range(4):
         ran(results, 1)
