@@ -50,7 +50,7 @@ def plugin_manager() -> Plugins:
             f"plugin {_loading[-1]} imports a module of disttest that needs all plugins: import it inside the functions that "
             "use it (`docs/write-a-plugin.md` lists what a plugin may import at its top)"
         )
-    plugins = Plugins(_without(sys.argv[1:]))
+    plugins = Plugins(left_out_by(sys.argv[1:]))
     outgoing.install(plugins.call("disttest_output_filter") or OutputFilter())
     return plugins
 
@@ -115,7 +115,7 @@ class Plugins:
 
     def why_others(self, words: Sequence[str]) -> str:
         """Return why a new process with this command line would have other plugins; empty if it has the same."""
-        if tuple(sorted(_without(words))) != self.blocked:
+        if tuple(sorted(left_out_by(words))) != self.blocked:
             return "the command line leaves out other plugins"
         return "the installed plugins changed" if _entries() != self._entries else ""
 
@@ -392,7 +392,7 @@ def _entries() -> tuple[metadata.EntryPoint, ...]:
     return tuple(metadata.entry_points(group=hookspecs.PROJECT))
 
 
-def _without(words: Sequence[str]) -> tuple[str, ...]:
+def left_out_by(words: Sequence[str]) -> tuple[str, ...]:
     """Return the plugins that a command line leaves out with ``-p no:NAME``."""
     # pytest accepts `-pno:NAME` and `-p no:NAME`.
     asked = [word[2:] for word in words if word.startswith("-p") and not word.startswith("--")]

@@ -402,3 +402,11 @@ def test_secrets_are_hidden_on_nodes_in_names_of_files_too(lab: Lab) -> None:
         assert not path.is_file() or not any(secret.encode() in path.read_bytes() for secret in secrets), path
     for name in ("test_over_nodes", "test_on_one_node"):
         assert "***" in ended.log(name, 1)
+
+
+def test_a_plugin_that_the_command_leaves_out_is_left_out_on_nodes_too(lab: Lab) -> None:
+    lab.write(test_one="import pytest\n\n@pytest.mark.world_size(1)\ndef test_one(world):\n    pass\n")
+    options = ("--launcher", "local", "--nodes", "1", "--device", "cpu", "--results", "results")
+    ended = lab.run("run", ".", *options, "-p", "no:disttest.html")
+
+    assert Outcome.PASSED is ended.result("test_one").outcome, ended.output

@@ -38,8 +38,8 @@ def test_built_in_plugins_are_named_after_their_folders():
     ],
 )
 def test_a_plugin_is_left_out_by_a_word_of_the_command_line(words):
-    assert ("disttest.chaos",) == module._without(words)
-    assert "disttest.chaos" not in dict(Plugins(module._without(words)).all)
+    assert ("disttest.chaos",) == module.left_out_by(words)
+    assert "disttest.chaos" not in dict(Plugins(module.left_out_by(words)).all)
 
 
 def test_a_plugin_that_raises_is_named_with_the_hook():

@@ -248,7 +248,7 @@ class LeaseWork:
         return NodeReady(
             host=self._assignment.host,
             at_s=self._clock(),
-            versions=versions_here(),
+            versions=versions_here(self._job.pytest_arguments),
             digest=digest_tests(self._collected.values(), self._root),
             gpus=self._assignment.gpus,
         )

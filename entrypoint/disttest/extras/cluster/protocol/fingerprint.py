@@ -11,12 +11,16 @@ from pathlib import Path
 import disttest
 from disttest.extras.cluster.protocol.wire import NodeReady, Versions
 from disttest.model import TestCase
-from disttest.plugin_manager import plugin_manager, plugins_differ
+from disttest.plugin_manager import left_out_by, plugin_manager, plugins_differ
 from disttest.runtime.messages.protocol import clean_text
 
 
-def versions_here() -> Versions:
-    """Return the versions of this installation, without importing anything."""
+def versions_here(words: Sequence[str] = ()) -> Versions:
+    """Return the versions of this installation, without importing anything.
+
+    Args:
+        words: command line of the process that runs the tests, if it is not this one; it may leave plugins out.
+    """
     try:
         # Without the import of torch, which takes more than a second.
         torch = metadata.version("torch")
@@ -26,7 +30,9 @@ def versions_here() -> Versions:
         disttest=disttest.__version__,
         python=platform.python_version(),
         torch=torch,
-        plugins=plugin_manager().identity,
+        plugins=tuple(
+            each for each in plugin_manager().identity if each.partition(" ")[0] not in left_out_by(words)
+        ),
     )
 
 
