@@ -47,6 +47,7 @@ CHAINS = {
         "GITHUB_TERM_S",
     ),
     "cancel of a job": ("SUPERVISOR_CANCEL_S", "AGENT_CANCEL_S", "JOB_CANCEL_S", "SLURM_KILL_S"),
+    "a client that looks at its job": ("TICK_S", "CLIENT_STEP_S", "AGENT_GONE_S"),
     "a job beside GitHub": ("AGENT_FLUSH_S", "JOB_CANCEL_S", "GITHUB_KILL_S"),
     "a killed command": ("WORLD_POOL_CANCEL_S", "REAPER_ORDERLY_S"),
     "the run's deadline": (

@@ -15,6 +15,7 @@ from disttest.extras.cluster.client.spanning import SpanningConductor
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.cluster.protocol.wire import (
+    Alive,
     CancelJob,
     CloseWorld,
     EndShare,
@@ -30,6 +31,7 @@ from disttest.extras.cluster.protocol.wire import (
     RankFailed,
     RankOutput,
     RunShare,
+    StillHere,
     TakeJob,
     ToNode,
     Versions,
@@ -257,6 +259,38 @@ def test_a_node_that_falls_silent_is_lost_and_the_others_records_are_kept(tmp_pa
     assert results["one"].cause is Cause.INFRASTRUCTURE
     assert "left no record: node lost: node n" in results["one"].message
     assert results["two"].message.startswith("did not start: its job ended before: node lost")
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [(False, "node n1 has been silent for 30 s"), (True, "the agent of node n1 has ended: killed")],
+)
+def test_the_time_in_which_the_client_was_stopped_does_not_count_for_its_nodes(
+    tmp_path: Path, ended: bool, reason: str
+) -> None:
+    now_s = [0.0]
+    recorder = JobRecorder(Journal(tmp_path / FILE_NAME), Home(path=str(tmp_path)), lambda _line: None)
+    expected = ExpectedNode(versions=VERSIONS, digest="d")
+    setting = JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: now_s[0])
+    conductor = SpanningConductor(setting)
+    for node in (0, 1):
+        conductor.receive(node, NodeReady(host=f"n{node}", at_s=0.0, versions=VERSIONS, digest="d"))
+    if ended:
+        conductor.node_ended(1, "killed")
+
+    # Of all lines that have come meanwhile, that of one node is the first.
+    now_s[0] = 10_000.0
+    conductor.receive(0, Alive())
+    said = conductor.tick()
+    assert conductor.failure is None
+    assert any(isinstance(order, StillHere) for order in said), "the nodes wait for a word of the client"
+
+    while conductor.failure is None:
+        assert now_s[0] < 10_100.0
+        now_s[0] += 1.0
+        conductor.receive(0, Alive())
+        conductor.tick()
+    assert conductor.failure.reason == reason
 
 
 class FailsAtFirst(Node):

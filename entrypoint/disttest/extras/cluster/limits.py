@@ -12,6 +12,11 @@ CLIENT_ALIVE_S = 10.0
 """Interval at which the client reports to the nodes that it is alive."""
 CLIENT_SILENCE_S = 60.0
 """Silence after which a client counts as gone, whatever the scheduler reports."""
+CLIENT_STEP_S = 1.0
+"""Most that the time between two looks of a client at its job counts for the limits of the nodes.
+
+After a longer time, the client itself was stopped, and words of all nodes wait to be read.
+"""
 JOB_ARRIVAL_S = 60.0
 """Time from the start of an agent to the arrival of the job."""
 NODES_READY_S = 300.0

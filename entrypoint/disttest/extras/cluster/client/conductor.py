@@ -19,6 +19,7 @@ from disttest.extras.cluster.client.job_recorder import JobRecorder
 from disttest.extras.cluster.limits import (
     AGENT_GONE_S,
     CLIENT_ALIVE_S,
+    CLIENT_STEP_S,
     GOODBYE_S,
     NODE_OVERRUN_S,
     NODES_READY_S,
@@ -99,6 +100,23 @@ class JobSetting(NamedTuple):
     clock: Callable[[], float] = time.monotonic
 
 
+class _TimeOfClient:
+    """A clock that goes on only while this client follows its job.
+
+    A client that was stopped (Ctrl-Z, a laptop that sleeps) continues with lines of one node, while those of the others
+    are unread. On a usual clock, these nodes would have been silent for all that time.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen_s = self._now_s = clock()
+
+    def __call__(self) -> float:
+        before_s, self._seen_s = self._seen_s, self._clock()
+        self._now_s += min(self._seen_s - before_s, CLIENT_STEP_S)
+        return self._now_s
+
+
 # The client decides and nodes only report, because nodes die and networks split.
 # docs/decisions/0031-client-conducts.md
 class Conductor(ABC):
@@ -113,7 +131,8 @@ class Conductor(ABC):
         self._recorder = setting.recorder
         self._expected = setting.expected
         self._limits = setting.limits
-        self._clock = setting.clock
+        self._clock = _TimeOfClient(setting.clock)
+        self._usual_clock = setting.clock
         self._ready: dict[int, NodeReady] = {}
         self._offsets_s: dict[int, float] = {}
         self._heard_s: dict[int, float] = {}
@@ -121,9 +140,9 @@ class Conductor(ABC):
         self._agents_gone: dict[int, tuple[float, str]] = {}
         """Node -> when the scheduler reported the end of its agent, and how it ended."""
         self._done_s: float | None = None
-        self._queued_s = self._clock()
+        self._queued_s = self._usual_clock()
         self._running_s: float | None = None
-        self._said_s = self._clock()
+        self._said_s = self._usual_clock()
         self._scheduler = RunDescription(scheduler="", job_id="", name=self.job.name, state=JobState.QUEUED)
         self._output: list[str] = []
         self._ended_by_scheduler = False
@@ -163,8 +182,9 @@ class Conductor(ABC):
             self._check_limits(now_s)
         orders = () if self.failure else self.on_tick()
         # An agent that hears nothing for CLIENT_SILENCE_S takes its client for dead, and ends.
-        if self._running_s and now_s - self._said_s >= CLIENT_ALIVE_S:
-            self._said_s = now_s
+        usual_s = self._usual_clock()
+        if self._running_s and usual_s - self._said_s >= CLIENT_ALIVE_S:
+            self._said_s = usual_s
             return (*orders, StillHere())
         return orders
 
@@ -280,7 +300,7 @@ class Conductor(ABC):
                 )
         # The limits below count from the first message of a node.
         if self._running_s is None:
-            if now_s - self._queued_s > limits.queue_s:
+            if self._usual_clock() - self._queued_s > limits.queue_s:
                 why = f" ({self._scheduler.reason})" if self._scheduler.reason else ""
                 self.fail(
                     JobState.QUEUED,
