@@ -136,14 +136,14 @@ def test_many_logs_are_trimmed_in_turn(count, after):
 def test_an_earlier_run_is_kept_aside(tmp_path):
     results = tmp_path / "results"
     first = claim(results)
-    (results / FILE_NAME).write_text("first")
+    (results / FILE_NAME).write_text('{"event":"first"}')
     first.release()
 
     claim(results).release()
 
     assert [".gitignore"] == [path.name for path in results.iterdir()]
     (kept,) = [path for path in tmp_path.iterdir() if path.name.startswith("results-")]
-    assert "first" == (kept / FILE_NAME).read_text()
+    assert '{"event":"first"}' == (kept / FILE_NAME).read_text()
 
 
 def test_foreign_files_are_never_touched(tmp_path):

@@ -48,7 +48,7 @@ def test_a_shard_that_a_scheduler_refuses_can_be_run_again(
     plan.write_bytes(encode_plan(plan_equal_shards([case("a")], Timings(), shards=1)))
     if has_earlier_results:
         results.mkdir()
-        (results / FILE_NAME).write_text("of the run before")
+        (results / FILE_NAME).write_text('{"event":"before"}')
 
     def refuse(_place: Nodes, prepared: PreparedRun) -> RunResult:
         if has_begun:
@@ -69,7 +69,7 @@ def test_a_shard_that_a_scheduler_refuses_can_be_run_again(
     if has_begun:
         assert {FILE_NAME, "plan.json"} == left
     elif has_earlier_results:
-        assert "of the run before" == (results / FILE_NAME).read_text()
+        assert '{"event":"before"}' == (results / FILE_NAME).read_text()
         assert ({FILE_NAME}, [plan, results]) == (left, sorted(tmp_path.iterdir()))
     else:
         assert set() == left
