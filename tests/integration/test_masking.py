@@ -198,6 +198,18 @@ def test_a_shard_and_its_merge_have_no_planned_name(lab: Lab) -> None:
     assert (4, True) == (again.exit_code, "artifacts/1/plan.json was changed" in again.output), again.output
 
 
+def test_a_plan_has_real_names_also_where_values_are_to_be_hidden(lab: Lab) -> None:
+    """No shard found its tests, and the last one ran all of them."""
+    lab.write(test_planned="def test_swordfish():\n    pass\n")
+    planned = lab.run("plan", "test_planned.py", "--shards", "1", DISTTEST_MASK="swordfish")
+    ended = lab.run("run", ".", "--plan", "plan.json", "--shard", "1", DISTTEST_MASK="swordfish")
+
+    assert (0, 0) == (planned.exit_code, ended.exit_code), planned.output + ended.output
+    assert "no longer exists" not in ended.output
+    assert "test_swordfish" in (lab.folder / "plan.json").read_text()
+    assert "swordfish" not in planned.output + ended.output
+
+
 def test_a_hang_is_explained_and_its_evidence_has_nothing(ended: Ended) -> None:
     result = ended.result("test_hangs")
 

@@ -25,11 +25,13 @@ from disttest.extras.shards.shard_plan import (
     render_matrix,
 )
 from disttest.model import TestCase
+from disttest.options.environment import environment, remove_from_environment
 from disttest.options.flags import ListingCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions, by_command, filled, resolve_options
+from disttest.outgoing import outgoing
 from disttest.planning.backends import is_accelerator
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
@@ -70,6 +72,10 @@ def collect_for_plan(
     if host is None and is_accelerator(options.device):
         # This machine may have no GPU. Without this, it would collect worlds that no runner has.
         host = TargetHost(gpus=gpus or MOST_GPUS, device=options.device)
+    # Shards look for the real names, which a child that hides values would not tell.
+    secret = [option.variable for option in RUN_OPTIONS if option.secret]
+    outgoing.hide(line for name in secret for line in environment().get(name, "").splitlines())
+    remove_from_environment(secret)
     with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
         given = filled(flags, Path(folder))
         collection = collect_tests(
@@ -77,7 +83,7 @@ def collect_for_plan(
         )
     # Stricter than a run: a file that is missing here would be missing in every green shard.
     if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
-        click.echo(collection.output, err=True)
+        click.echo(outgoing.text(collection.output), err=True)
         raise UsageError(
             "some tests could not be collected (see above); fix them, since no shard would run them"
         )
