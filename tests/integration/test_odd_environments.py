@@ -142,3 +142,25 @@ def test_ranks_and_isolated_files_have_the_number_of_threads_that_the_user_sets(
 
     for name in ("test_rank", "test_isolated"):
         assert Outcome.PASSED is ended.result(name).outcome, ended.output
+
+
+def test_a_file_outside_of_the_root_directory(lab: Lab) -> None:
+    """pytest leaves the file out of its ids."""
+    (lab.folder / "package").mkdir()
+    lab.write(
+        test_outside="""
+        import pytest
+
+        @pytest.mark.world_size(1)
+        def test_ranks(world):
+            pass
+
+        def test_ordinary():
+            pass
+        """
+    )
+
+    ended = lab.run("run", "test_outside.py", "--", "--rootdir=package")
+
+    assert 0 == ended.exit_code, ended.output
+    assert {"test_outside"} == {case.get("classname") for case in ended.junit().iter("testcase")}

@@ -41,6 +41,8 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
     """
     path, line, _ = item.location
     module, classes, name = parts_of(item.nodeid)
+    # pytest leaves the file out of the id if it is not below the root directory.
+    module = module or PurePosixPath(path).name
     own = own_world(item, options, host)
     kind = own.kind if own else WorldKind.RANKS
     world = own.shape if own else shape_of(item)
