@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+# In a line that was cut the last string has no end.
+_STRING = re.compile(rb'"(?:[^"\\\n]|\\.)*(?:"|(?=\n)|\Z)')
 
 
 class OutputFilter:

@@ -205,4 +205,4 @@ def test_a_skip_fails_nothing(ended):
 def test_a_tear_down_that_does_not_end_is_an_error_of_the_last_test(ended):
     result = ended.result("test_ended.py::test_stuck[1xgloo]")
     assert Outcome.ERROR is result.outcome
-    assert "a fixture, or a hook of a conftest, that outlived this test did not end in time" in result.message
+    assert "a fixture that outlived this test, or a hook of a conftest, did not end in time" in result.message

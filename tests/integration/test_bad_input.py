@@ -185,7 +185,7 @@ def test_a_full_disk_is_said_before_anything_runs(lab):
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)
     try:
-        (disk / "full").write_bytes(b"x" * 4096)
+        (disk / "full").write_bytes(b'{"event":"run_started"}'.ljust(4096))
         (disk / "full").rename(disk / "events.jsonl")
         ended = lab.write(test_good=GOOD).run("test_good.py", "--results", "disk")
     finally:

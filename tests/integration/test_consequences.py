@@ -217,12 +217,16 @@ def sizes(module_lab: Lab) -> Ended:
 
 
 def test_the_odd_rank_is_the_culprit_and_not_the_one_that_gloo_aborts(sizes):
-    run = Ended(sizes.exit_code, sizes.output, sizes.results.with_name("sizes")).run
+    ended = Ended(sizes.exit_code, sizes.output, sizes.results.with_name("sizes"))
     aborted = {
-        test.test.nodeid: test.final for test in run.tests if "gloo then aborted rank" in test.final.message
+        test.test.nodeid: test.final
+        for test in ended.run.tests
+        if "gloo then aborted rank" in test.final.message
     }
     of_three = {nodeid: result.culprit for nodeid, result in aborted.items() if "3xgloo" in nodeid}
 
     assert of_three  # which sizes gloo aborts for is its own affair
     assert of_three == {nodeid: int(nodeid.rstrip("]").rpartition("-")[2]) for nodeid in of_three}
-    assert {result.culprit for nodeid, result in aborted.items() if "2xgloo" in nodeid} == {None}
+    # On a loaded machine the proof that both wait may come first.
+    assert ended.result("test_two_differ").outcome.is_bad
+    assert ended.result("test_two_differ").culprit is None

@@ -72,3 +72,27 @@ def test_after_a_crash_of_pytest_all_run(lab: Lab) -> None:
 
     assert Outcome.PASSED is ended.result("test_b").outcome, ended.output
     assert "the files of the tests that failed are gone: all tests run" in ended.output
+
+
+def test_names_with_secrets_and_with_paths_are_found(lab: Lab) -> None:
+    """The journal has them masked; `a/../b` in a parameter is no part of a path."""
+    test = """
+        import pytest
+
+        @pytest.mark.parametrize("value", ["http://x.org/a/../b/", "swordfish"])
+        def test_url(value):
+            assert 0
+
+        def test_good():
+            pass
+    """
+    (lab.folder / "pytest.ini").write_text("[pytest]\n")
+    (lab.folder / "sub").mkdir()
+    lab.write(test_a=test)
+    (lab.folder / "test_a.py").rename(lab.folder / "sub/test_a.py")
+    lab.run("sub", DISTTEST_MASK="swordfish")
+    ended = lab.run("sub", "--last-failed", DISTTEST_MASK="swordfish")
+
+    assert 1 == ended.exit_code
+    assert {"sub/test_a.py::test_url[http://x.org/a/../b/]", "sub/test_a.py::test_url[***]"} == names(ended)
+    assert "cannot be found" not in ended.output

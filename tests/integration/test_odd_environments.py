@@ -144,6 +144,7 @@ def test_ranks_and_isolated_files_have_the_number_of_threads_that_the_user_sets(
         assert Outcome.PASSED is ended.result(name).outcome, ended.output
 
 
+@pytest.mark.slow("two runs: all tests, and those that failed")
 def test_a_file_outside_of_the_root_directory(lab: Lab) -> None:
     """pytest leaves the file out of its ids."""
     (lab.folder / "package").mkdir()
@@ -156,11 +157,14 @@ def test_a_file_outside_of_the_root_directory(lab: Lab) -> None:
             pass
 
         def test_ordinary():
-            pass
+            assert 0
         """
     )
 
     ended = lab.run("run", "test_outside.py", "--", "--rootdir=package")
 
-    assert 0 == ended.exit_code, ended.output
+    assert 1 == ended.exit_code, ended.output
     assert {"test_outside"} == {case.get("classname") for case in ended.junit().iter("testcase")}
+    assert "repeat: disttest run test_outside.py::test_ordinary" in ended.output
+    again = lab.run("run", "--last-failed", "--", "--rootdir=package")
+    assert ["test_ordinary"] == [test.test.name for test in again.run.tests]

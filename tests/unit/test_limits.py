@@ -57,7 +57,7 @@ CHAINS = {
         "CONTAINER_MARGIN_S",
     ),
     "a container that stays": ("CONTAINER_MARGIN_S", "CONTAINER_LEFT_S", "CONTAINER_LIMIT_S"),
-    "a world": ("TICK_S", "IDLE_S", "RANKS_LEAVE_S", "WORLD_SILENCE_S", "WORLD_START_S"),
+    "a world": ("TICK_S", "IDLE_S", "RANKS_LEAVE_S", "LAST_TEAR_DOWN_S", "WORLD_SILENCE_S", "WORLD_START_S"),
     "a parent of worlds": ("THREAD_REST_S", "WORLD_START_S", "COLLECT_S"),
     "the driver": ("BOUNDED_KILL_S", "DRIVER_STALL_S", "CUDA_ANSWER_S", "DRIVER_TOTAL_S"),
     "a preflight": ("PREFLIGHT_GRACE_S", "PREFLIGHT_CHECK_S", "PREFLIGHT_COLLECTIVE_S", "PREFLIGHT_TOTAL_S"),

@@ -44,6 +44,8 @@ def test_an_assertion_on_the_gpu_is_quoted_from_the_log():
     assert "(IndexKernel.cu:111)" in hint
     assert "CUDA_LAUNCH_BLOCKING=1" in hint
     assert "" == hint_for(result, lambda _: "nothing of it")
+    # Quadratic in the length of a line, the search took a minute for a megabyte.
+    assert "" == hint_for(result, lambda _: "a/b" * 300_000 + " Assertion `")
 
 
 @pytest.mark.parametrize(

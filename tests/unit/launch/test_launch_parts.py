@@ -352,6 +352,7 @@ def test_a_folder_that_the_user_protects_stays_read_only(tmp_path: Path, order: 
         (("tests",), {"DISTTEST_RESULTS": "out"}, None, "out"),
         (("tests", "--results", "out"), {"DISTTEST_RESULTS": "other"}, None, "out"),
         (("tests", "--results=out"), {}, "own", "out"),
+        (("tests", "--results=other", "--results", "out"), {}, None, "out"),
         (("tests", "--", "--results", "of pytest"), {}, None, None),
         (("tests",), {"DISTTEST_RESULTS": "other"}, "own", "own"),
     ],
@@ -367,6 +368,18 @@ def test_results_are_on_the_host_however_they_are_named(
     )  # fmt: skip
 
     assert (tmp_path / chosen if chosen else None) == options.results
+    of_pytest = words[words.index("--") :] if "--" in words else ()
+    assert ("tests", *of_pytest) == options.arguments
+
+
+def test_an_option_without_a_variable_stays_inside(tmp_path: Path) -> None:
+    words = ("merge", "artifacts", "--results", "merged")
+    options = read_options(
+        words, this_host(), workspace=None, workdir=tmp_path, env="", mount=(), memory=0, shm_size=0,
+        time_limit=0.0, deadline=0.0, results=None, lease_dir=None,
+    )  # fmt: skip
+
+    assert (tmp_path / "merged", words) == (options.results, options.arguments)
 
 
 def test_a_folder_with_two_modes_is_refused(tmp_path: Path) -> None:

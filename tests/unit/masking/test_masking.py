@@ -300,6 +300,12 @@ def test_numbers_of_json_stay():
     assert data is hiding("swordfish").json(data)
 
 
+def test_a_line_that_was_cut_hides_nothing_less():
+    cut = b'{"message":"abc\n{"message":"a swordfish"}\n{"text":"a swordfish, and'
+
+    assert b'{"message":"abc\n{"message":"a ***"}\n{"text":"a ***, and' == hiding("swordfish").json(cut)
+
+
 def test_words_of_plans_are_known():
     _, parts = msgspec.json.schema_components([Plan])
     fields = {name for part in parts.values() for name in part.get("properties", ())}

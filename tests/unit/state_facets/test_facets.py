@@ -13,7 +13,7 @@ import pytest
 
 from disttest.observe import Tool, observing, watching_operations
 from disttest.plugins import state_facets
-from disttest.plugins.state_facets import hooks
+from disttest.plugins.state_facets import hooks, interpreter
 from disttest.runtime.rank import state_snapshot
 from disttest.runtime.rank.facet import MISSING, Facet, Setting, describe_change, is_same, settings
 
@@ -94,6 +94,26 @@ def test_a_thread_that_ends_by_itself_is_no_leak():
     )
 
     assert ((), False) == (cleanup.leaks, cleanup.retire)
+
+
+def test_threads_have_one_limit_together(monkeypatch):
+    """A pool of 64 workers took 6.4 s after its test."""
+    facet, go, waited = facet_of("interpreter", "thread"), threading.Event(), []
+    left = [threading.Thread(target=go.wait, name=f"left {number}") for number in range(8)]
+    for thread in left:
+        thread.start()
+    now = facet.read()
+    for thread in left:
+        monkeypatch.setattr(thread, "join", waited.append)
+    monkeypatch.setattr(interpreter, "monotonic", lambda: interpreter._read_at_s + 0.5)
+
+    for thread in left:
+        assert facet.describe(thread.name, now[thread.name], MISSING).endswith("(still there)")
+    assert [0.0] * 8 == waited
+    monkeypatch.undo()
+    go.set()
+    for thread in left:
+        thread.join()
 
 
 def test_a_thread_that_lives_on_is_a_leak_and_so_is_one_that_has_gone():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +166,9 @@ def read_options(
     inside = workdir.resolve().is_relative_to(given.resolve())
     # The run inside would write into folders of the container, which end with it.
     for field, flag in _FOLDERS.items():
-        inner = _value_of(flag, arguments)
+        inner, others = _take(flag, arguments)
+        # Its variable takes its place, since a path below a link of the host would be another one inside.
+        arguments = others if _has_variable(flag, arguments) else arguments
         if named := inner or (not asked[field] and host.environ.get(f"DISTTEST_{field.upper()}")):
             asked[field] = workdir / named
     return LaunchOptions(
@@ -184,12 +185,27 @@ def read_options(
     )
 
 
-def _value_of(flag: str, arguments: Sequence[str]) -> str:
-    """Return the last value of an option among the arguments of the run inside; empty without one."""
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    values = [word.partition("=")[2] for word in own if word.startswith(f"{flag}=")]
-    values += [value for word, value in pairwise(own) if word == flag]
-    return values[-1] if values else ""
+def _has_variable(flag: str, arguments: Sequence[str]) -> bool:
+    """Whether the command inside reads the option from its variable, too; without a command it is a run."""
+    options = options_of(arguments[0]) if arguments else ()
+    return any(option.flag == flag and option.has_variable for option in options or options_of("run"))
+
+
+def _take(flag: str, arguments: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Take an option out of the arguments of the run inside; return its last value, and the others."""
+    value = ""
+    left: list[str] = []
+    waiting = iter(arguments)
+    for word in waiting:
+        if word == "--":
+            left += [word, *waiting]
+        elif word == flag:
+            value = next(waiting, "")
+        elif word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+        else:
+            left.append(word)
+    return value, tuple(left)
 
 
 def _lines(*texts: str) -> tuple[str, ...]:

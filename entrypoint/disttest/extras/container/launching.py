@@ -266,15 +266,17 @@ def _launch(
     try:
         with contextlib.closing(_engine(options, host)) as client:
             me = this_process()
-            # First, because containers of dead launches may still hold GPUs that this launch needs.
-            _reap(client, me, host, say)
-            # Reaping writes the end of a dead launch into its journal, which was noted without it.
-            aftermath.note_earlier_runs()
-            prepared = _prepare(options, host, client, me)
-            if prepared.spec.gpus.warning:
-                say(f"warning: {prepared.spec.gpus.warning}")
-            ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
-            prepared = _with_layers(client, prepared, options.requirements, project, say)
+            try:
+                # First, because containers of dead launches may still hold GPUs that this launch needs.
+                _reap(client, me, host, say)
+                prepared = _prepare(options, host, client, me)
+                if prepared.spec.gpus.warning:
+                    say(f"warning: {prepared.spec.gpus.warning}")
+                ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
+                prepared = _with_layers(client, prepared, options.requirements, project, say)
+            finally:
+                # Journals that were written until here are of dead and of other launches, also if this one starts no run.
+                aftermath.note_earlier_runs()
             return _run(client, prepared, options, host, switch, say)
     except Interrupted as interrupted:
         code, reason = conclude(Facts(signal=interrupted.signum))

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 _MISSING_FILE = r"(?:No such file or directory|does not exist)\W+(?P<path>/[^'\"]*)"
 # Each thread of the kernel that fails prints such a line.
-_ASSERTION = re.compile(r"^(?:.*/)?(\S+:\d+): .*block: \[[\d,]+\].* Assertion `(.+)` failed", re.MULTILINE)
+_ASSERTION = re.compile(r"([^/\s]+:\d+): .*block: \[[\d,]+\].* Assertion `(.+)` failed")
+_LONGEST = 1000
+"""Characters of the longest line that is searched: the pattern takes long for a line without its words."""
 _READ = 1 << 20
 _OF_A_RANK = r"/disttest/w\d+/rank\d+/"
 """Matches paths of ``tmp_path``: the folder of a world, then that of a rank."""
@@ -79,6 +81,11 @@ HINTS = (
 )
 
 
+def _assertion(log: str) -> re.Match[str] | None:
+    lines = (line for line in log.splitlines() if " Assertion `" in line and len(line) <= _LONGEST)
+    return next(filter(None, map(_ASSERTION.search, lines)), None)
+
+
 def _no_log(_rank: int) -> str:
     return ""
 
@@ -93,7 +100,7 @@ def hint_for(result: TestResult, log_of: Callable[[int], str] = _no_log) -> str:
     failed = [rank for rank in result.ranks if rank.outcome is not None and rank.outcome.is_bad]
     failed.sort(key=lambda rank: rank.rank != result.culprit)
     for rank in failed:
-        if "device-side assert" in rank.message and (found := _ASSERTION.search(log_of(rank.rank))):
+        if "device-side assert" in rank.message and (found := _assertion(log_of(rank.rank))):
             return (
                 f"the kernel found that `{found[2]}` does not hold ({found[1]}): CUDA_LAUNCH_BLOCKING=1 shows the line "
                 "that launched it"

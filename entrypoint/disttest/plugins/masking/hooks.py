@@ -43,11 +43,12 @@ def disttest_output_filter() -> OutputFilter:
 def disttest_execute_run(request: RunRequest) -> None:
     """Hide the values of the option before this process runs anything, and share them with its children."""
     from disttest.cli.words import warn
+    from disttest.reports.text import count
 
     masker.share()
     if short := masker.hide(MASK.of(request.options)):
         warn(
-            f"{len(short)} lines to be masked stay visible: they have fewer than {SHORTEST} characters, or are part of a "
+            f"{count(len(short), 'line')} to be masked stay visible: they have fewer than {SHORTEST} characters, or are part of a "
             "word of the reports, such as failed"
         )
 

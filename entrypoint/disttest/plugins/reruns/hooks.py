@@ -77,12 +77,9 @@ def disttest_select_tests(
         return None
     kept, found = set(), set()
     for item in items:
-        test = describe(item).selected_by
-        # Bundled suites are named by their ids, other tests as they are seen from the start directory.
-        seen = {test, os.path.relpath(config.rootpath / test, config.invocation_params.dir)}
-        if by := [name for name in names if any(_is_within(each, name) for each in seen)]:
+        if by := set(_names_of(describe(item).selected_by, config)).intersection(names):
             kept.add(item.nodeid)
-            found.update(by)
+            found |= by
     gone = [name for name in names if name not in found]
     notes = (("", _describe_gone(gone, all_run=not kept)),) if gone else ()
     return TestSelection(kept=frozenset(kept or (item.nodeid for item in items)), notes=notes)
@@ -94,9 +91,15 @@ def _describe_gone(gone: Sequence[str], *, all_run: bool) -> str:
     return f"--last-failed: {gone[0]}{more} failed before and cannot be found here{then}"
 
 
-def _is_within(test: str, name: str) -> bool:
-    """Return whether a name is that of the test or of its file."""
-    return test == name or test.startswith(f"{name}::")
+def _names_of(test: str, config: pytest.Config) -> Iterator[str]:
+    """Yield the names under which a test, or its file, may be known to have failed."""
+    from disttest.runtime.messages.protocol import clean_text
+
+    file, colons, name = test.partition("::")
+    # Bundled suites are named by their ids, other tests as they are seen from the start directory.
+    for path in (file, os.path.relpath(config.rootpath / file, config.invocation_params.dir)):
+        # The journal, from which the names are, hides secrets.
+        yield from (clean_text(path), clean_text(f"{path}{colons}{name}"))
 
 
 def _is_there(file: str) -> bool:

@@ -8,13 +8,19 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from disttest.clock import monotonic
 from disttest.host.imports import loaded
 from disttest.limits import THREAD_END_S
 from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribute, change, presence, settings
 
+_read_at_s = 0.0
+"""When the threads were last read: those that a test has left have one limit together."""
+
 
 def threads() -> Values:
     """The threads that a test may have started, by name."""
+    global _read_at_s
+    _read_at_s = monotonic()
     # A dummy thread belongs to a C library, for example autograd; it has called into Python once.
     real = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
     others = [t for t in real if t is not threading.main_thread()]
@@ -35,9 +41,9 @@ def _is_of_compiler(thread: threading.Thread) -> bool:
 def _describe_thread(what: str, now: Any, then: Any) -> str:
     found = next((thread for thread in threading.enumerate() if thread.ident == now), None)
     if found is not None:
-        # A queue or an executor that the test has closed ends its thread a moment later.
-        found.join(THREAD_END_S)
-    is_over = now is not MISSING and (found is None or not found.is_alive())
+        # A queue or an executor that the test has closed ends its thread a moment later. Workers of a pool wait together.
+        found.join(max(0.0, _read_at_s + THREAD_END_S - monotonic()))
+    is_over = now is not MISSING and then is MISSING and (found is None or not found.is_alive())
     return "" if is_over else presence(what, now, then)
 
 

@@ -41,14 +41,16 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
     """
     path, line, _ = item.location
     module, classes, name = parts_of(item.nodeid)
+    selected_by = collected_as(item)
     # pytest leaves the file out of the id if it is not below the root directory.
-    module = module or PurePosixPath(path).name
+    if not module:
+        module, selected_by = PurePosixPath(path).name, f"{path}{selected_by or item.nodeid}"
     own = own_world(item, options, host)
     kind = own.kind if own else WorldKind.RANKS
     world = own.shape if own else shape_of(item)
     return TestCase(
         nodeid=item.nodeid,
-        collected_as=collected_as(item),
+        collected_as=selected_by,
         slug=slug_of(item.nodeid),
         classname=".".join([*PurePosixPath(module).with_suffix("").parts, *classes]),
         name=name,

@@ -360,9 +360,11 @@ def serve_orders(
     while (order := next_order(channel)) is not None:
         run(order)
     torn_down = tear_down_rest(session)
-    finish()
-    # Last: a process that has sent this message and does not leave is killed without a word about its test.
-    channel.send(torn_down)
+    try:
+        finish()
+    finally:
+        # Last: a process that has sent this message and does not leave is killed without a word about its test.
+        channel.send(torn_down)
 
 
 def save() -> str:

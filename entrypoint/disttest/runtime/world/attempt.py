@@ -49,7 +49,7 @@ from disttest.runtime.messages.raised import failed_outcome
 _SUBTESTS_KEPT = 8 * 1024 * 1024
 # If no phase of a rank failed, the first of these outcomes that it reported is its outcome.
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
-_CUT = "a fixture, or a hook of a conftest, that outlived this test did not end in time, and was ended"
+_CUT = "a fixture that outlived this test, or a hook of a conftest, did not end in time, and was ended"
 _LEFT_OUT = (Outcome.SKIPPED, Outcome.XFAILED)
 
 

@@ -103,7 +103,7 @@ class JobSetting(NamedTuple):
 class _TimeOfClient:
     """A clock that goes on only while this client follows its job.
 
-    A client that was stopped (Ctrl-Z, a laptop that sleeps) continues with lines of one node, while those of the others
+    A client that was stopped (Ctrl-Z) continues with lines of one node, while those of the others
     are unread. On a usual clock, these nodes would have been silent for all that time.
     """
 
