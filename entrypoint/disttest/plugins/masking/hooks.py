@@ -48,8 +48,8 @@ def disttest_execute_run(request: RunRequest) -> None:
     masker.share()
     if short := masker.hide(MASK.of(request.options)):
         warn(
-            f"{count(len(short), 'line')} to be masked stay visible: they have fewer than {SHORTEST} characters, or are part of a "
-            "word of the reports, such as failed"
+            f"{count(len(short), 'line')} to be masked stay visible: they have fewer than {SHORTEST} characters, or are "
+            "part of a word of the reports, such as failed"
         )
 
 
