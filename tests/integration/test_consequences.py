@@ -194,15 +194,21 @@ def test_a_rank_that_cleans_up_before_it_fails_is_the_culprit(lost, pause_s):
     assert (result.message, result.culprit) == ("rank 1 of 2 failed: KeyError: 'layer.7'", 1)
 
 
+# The odd rank is last: if gloo aborts a rank before another one has called, two sizes differ, and neither is odd.
 SIZES = """
+    import time
     import pytest, torch, torch.distributed as dist
 
     @pytest.mark.parametrize("odd", range(3))
     @pytest.mark.parametrize("grows", [False, True])
     @pytest.mark.world_size(3)
-    def test_one_differs(world, odd, grows):
+    def test_one_differs(world, world_tmp_path, odd, grows):
         size = 4 if (world.rank == odd) is not grows else 60004
-        dist.all_reduce(torch.ones(size))
+        while world.rank == odd and len(list(world_tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        work = dist.all_reduce(torch.ones(size), async_op=True)
+        (world_tmp_path / str(world.rank)).touch()
+        work.wait()
 
     @pytest.mark.world_size(2)
     def test_two_differ(world):
