@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from disttest import limits
 from disttest.observe import Tool, observing, watching_operations
 from disttest.plugins import state_facets
 from disttest.plugins.state_facets import hooks, interpreter
@@ -114,6 +115,28 @@ def test_threads_have_one_limit_together(monkeypatch):
     go.set()
     for thread in left:
         thread.join()
+
+
+def test_threads_have_one_limit_together_between_two_tests(monkeypatch):
+    """Each was restored before the next one was described, which began the limit again."""
+    before = state_snapshot.read_state(lambda: (facet_of("interpreter", "thread"),))
+    go, now_s = threading.Event(), [0.0]
+    left = [threading.Thread(target=go.wait, name=f"left {number}") for number in range(8)]
+    for thread in left:
+        thread.start()
+        monkeypatch.setattr(thread, "join", lambda timeout: now_s.__setitem__(0, now_s[0] + timeout))
+    monkeypatch.setattr(interpreter, "monotonic", lambda: now_s[0])
+
+    cleanup = state_snapshot.restore_state(
+        before, before, shared_fixtures=False, facets=lambda: (facet_of("interpreter", "thread"),)
+    )
+
+    monkeypatch.undo()
+    go.set()
+    for thread in left:
+        thread.join()
+    assert cleanup.retire
+    assert limits.THREAD_END_S == pytest.approx(now_s[0])
 
 
 def test_a_thread_that_lives_on_is_a_leak_and_so_is_one_that_has_gone():

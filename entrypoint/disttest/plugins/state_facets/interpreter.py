@@ -14,13 +14,11 @@ from disttest.limits import THREAD_END_S
 from disttest.runtime.rank.facet import MISSING, Facet, Setting, Values, attribute, change, presence, settings
 
 _read_at_s = 0.0
-"""When the threads were last read: those that a test has left have one limit together."""
+"""When the facet was last read: the threads that a test has left have one limit together."""
 
 
 def threads() -> Values:
     """The threads that a test may have started, by name."""
-    global _read_at_s
-    _read_at_s = monotonic()
     # A dummy thread belongs to a C library, for example autograd; it has called into Python once.
     real = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
     others = [t for t in real if t is not threading.main_thread()]
@@ -36,6 +34,12 @@ def _is_of_compiler(thread: threading.Thread) -> bool:
     is_worker = bool(pool.cache_info().currsize) and thread in pool()._threads
     module_of_target = getattr(getattr(thread, "_target", None), "__module__", "")
     return is_worker or str(module_of_target).startswith("torch._inductor.")
+
+
+def _read_threads() -> Values:
+    global _read_at_s
+    _read_at_s = monotonic()
+    return threads()
 
 
 def _describe_thread(what: str, now: Any, then: Any) -> str:
@@ -110,7 +114,7 @@ def _of_tests(get: Callable[[], Any]) -> Callable[[], Any]:
 _threads_trace, _put_threads_trace = attribute(threading, "_trace_hook")
 
 FACETS = (
-    Facet("thread", threads, _has_ended, _describe_thread),
+    Facet("thread", _read_threads, _has_ended, _describe_thread),
     settings(
         "tracing",
         Setting("function", _of_tests(sys.gettrace), sys.settrace),
