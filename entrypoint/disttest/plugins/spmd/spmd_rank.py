@@ -118,18 +118,17 @@ def serve_spmd(
 
     suite = SuiteSession(session, spec.failed_before)
     session.config.pluginmanager.register(suite, "disttest-suite-session")
-    codes: list[int] = []
-    serve_orders(
+    code = serve_orders(
         spec,
         channel,
         session,
         run,
         silences=lambda plugin: not is_conftest(plugin) and plugin is not suite,
         # After the tear-down of the last fixtures, as in pytest, and in each rank, as under torchrun.
-        finish=lambda: codes.append(suite.finish()),
+        finish=suite.finish,
     )
     save()
-    leave(*codes)
+    leave(code)
 
 
 def _refuse_world() -> NoReturn:

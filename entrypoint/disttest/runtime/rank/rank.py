@@ -336,8 +336,8 @@ def serve_orders(
     run: Callable[[RunTest], None],
     *,
     silences: Callable[[object], bool] = lambda _: True,
-    finish: Callable[[], object] = lambda: None,
-) -> None:
+    finish: Callable[[], int] = lambda: 0,
+) -> int:
     """Run tests in a process that is not a rank, once it is set up, and tear down their last fixtures.
 
     Args:
@@ -346,7 +346,10 @@ def serve_orders(
         session: pytest's session.
         run: runs one test.
         silences: whether to remove the reporting hooks of a plugin.
-        finish: called after the tear-down.
+        finish: called after the tear-down; returns an exit code.
+
+    Returns:
+        The exit code for the process.
     """
     phase = PhaseCell(spec.phases, spec.place)
 
@@ -361,7 +364,7 @@ def serve_orders(
         run(order)
     torn_down = tear_down_rest(session)
     try:
-        finish()
+        return finish()
     finally:
         # Last: a process that has sent this message and does not leave is killed without a word about its test.
         channel.send(torn_down)

@@ -183,8 +183,8 @@ def run_supervised(
     # A set-up script may have left servers running for all pytest processes.
     services = tuple(children_of())
     try:
+        given = (order, watch, directory, journal, options.seed, until_s, services)
         for process in processes:
-            given = (order, watch, directory, journal, options.seed, until_s, services)
             ends.append(_run_one([*argv, *process.arguments], *given))
             if ends[-1].is_early:
                 break

@@ -485,7 +485,7 @@ class WorldSupervisor:
         # Ranks of a broken world often wait for a lost peer and cannot leave, so they get less time. After a leak or an
         # expected failure they tear down as in a healthy world.
         has_failed = self._has_failed or (self._order.partition is not None and attempt.failed_s is not None)
-        if has_failed and (self._kind is WorldKind.RANKS and self._shape.size > 1):
+        if has_failed and self._kind is WorldKind.RANKS and self._shape.size > 1:
             return BROKEN_LEAVE_S
         shares = any(progress.done and progress.done.shares for progress in attempt.ranks)
         return LAST_TEAR_DOWN_S if shares and len(attempt.ranks) <= FEW_RANKS else RANKS_LEAVE_S
