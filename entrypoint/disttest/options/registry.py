@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from disttest.errors import PluginError
@@ -69,6 +69,9 @@ RUN_OPTIONS = (
 )
 """Options of every run, for this process and the pytest processes that it starts."""
 
+SECRET_VARIABLES = tuple(option.variable for option in RUN_OPTIONS if option.secret)
+"""Variables whose values no output may show."""
+
 COMMAND_SETTINGS = (
     *(option for option in PLUGIN_OPTIONS if option.for_command and "run" in option.commands),
     KEEP_RESULTS,
@@ -94,6 +97,11 @@ _RUNNING = frozenset(name for _, name in plugin_manager().items("disttest_comman
 
 PLUGIN_SWITCHES = {f"--disttest-{option.name}": option.type for option in RUN_OPTIONS if option.type.bare}
 """Options of the plugin that need no value, with their types."""
+
+
+def secrets_in(environ: Mapping[str, str]) -> list[str]:
+    """Return the values of secret variables, of which each line is one."""
+    return [line for name in SECRET_VARIABLES for line in environ.get(name, "").splitlines()]
 
 
 def options_of(command: str) -> tuple[Option, ...]:

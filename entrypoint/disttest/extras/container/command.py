@@ -15,7 +15,7 @@ from disttest.extras.container.container_environment import ENVIRONMENT
 from disttest.extras.container.options import LaunchOptions
 from disttest.options.flags import PYTEST_WORDS, Decorator, RelayingCommand, Switch, flags, pytest_flag
 from disttest.options.option import Option
-from disttest.options.registry import options_of
+from disttest.options.registry import options_of, secrets_in
 from disttest.outgoing import outgoing
 
 if TYPE_CHECKING:
@@ -60,18 +60,27 @@ def take_secrets(words: Sequence[str], environ: Mapping[str, str]) -> tuple[tupl
             existing value.
     """
     secret = {option.flag: option.variable for option in options_of("run") if option.secret}
+    variables, left = dict(environ), tuple(words)
+    for flag, variable in secret.items():
+        values, left = _take(flag, left)
+        if values:
+            variables[variable] = "\n".join(filter(None, [variables.get(variable), *values]))
+    return left, variables
+
+
+def _take(flag: str, words: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+    """Take an option out of a command line; return its values, and the other words."""
+    values: list[str] = []
     left: list[str] = []
-    variables = dict(environ)
-    # One iterator for the loop and its body: of `--mask VALUE` the second word is a secret, too.
+    # One iterator for the loop and its body: of `--mask VALUE` the second word is a value.
     waiting = iter(words)
     for word in waiting:
-        flag, given, value = word.partition("=")
-        if variable := secret.get(flag):
-            value = value if given else next(waiting, "")
-            variables[variable] = "\n".join(filter(None, [variables.get(variable), value]))
+        name, given, value = word.partition("=")
+        if name == flag:
+            values.append(value if given else next(waiting, ""))
         else:
             left.append(word)
-    return tuple(left), variables
+    return values, tuple(left)
 
 
 def _foreign_flag(option: Option) -> Decorator:
@@ -164,15 +173,19 @@ def read_options(
     """Convert the flags. The workspace is GITHUB_WORKSPACE if the current folder is inside it, or else that folder."""
     given = Path(host.environ.get("GITHUB_WORKSPACE") or workdir)
     inside = workdir.resolve().is_relative_to(given.resolve())
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    words, of_pytest = arguments[:end], arguments[end:]
     # The run inside would write into folders of the container, which end with it.
     for field, flag in _FOLDERS.items():
-        inner, others = _take(flag, arguments)
+        values, others = _take(flag, words)
         # Its variable takes its place, since a path below a link of the host would be another one inside.
-        arguments = others if _has_variable(flag, arguments) else arguments
-        if named := inner or (not asked[field] and host.environ.get(f"DISTTEST_{field.upper()}")):
+        words = others if _has_variable(flag, words) else words
+        if not (values or asked[field]):
+            values = [host.environ.get(f"DISTTEST_{field.upper()}", "")]
+        if named := "".join(values[-1:]):
             asked[field] = workdir / named
     return LaunchOptions(
-        arguments=arguments,
+        arguments=(*words, *of_pytest),
         workspace=workspace or (given if inside else workdir),
         working_dir=workdir,
         environment=_lines(host.environ.get(ENVIRONMENT, ""), env),
@@ -191,23 +204,6 @@ def _has_variable(flag: str, arguments: Sequence[str]) -> bool:
     return any(option.flag == flag and option.has_variable for option in options or options_of("run"))
 
 
-def _take(flag: str, arguments: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Take an option out of the arguments of the run inside; return its last value, and the others."""
-    value = ""
-    left: list[str] = []
-    waiting = iter(arguments)
-    for word in waiting:
-        if word == "--":
-            left += [word, *waiting]
-        elif word == flag:
-            value = next(waiting, "")
-        elif word.startswith(f"{flag}="):
-            value = word.partition("=")[2]
-        else:
-            left.append(word)
-    return value, tuple(left)
-
-
 def _lines(*texts: str) -> tuple[str, ...]:
     return tuple(line.strip() for text in texts for line in text.splitlines() if line.strip())
 
@@ -222,5 +218,5 @@ def render_preview(prepared: Prepared) -> str:
         "create": container_arguments(prepared.spec),
     }
     # The preview prints the container's variables, into one of which `take_secrets` has moved --mask.
-    outgoing.hide(prepared.spec.environment.get("DISTTEST_MASK", "").splitlines())
+    outgoing.hide(secrets_in(prepared.spec.environment))
     return outgoing.json(msgspec.json.format(msgspec.json.encode(facts), indent=2)).decode()

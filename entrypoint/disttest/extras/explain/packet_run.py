@@ -30,6 +30,7 @@ from disttest.extras.explain.packet import (
     packet_of,
 )
 from disttest.options.environment import environment
+from disttest.options.registry import secrets_in
 from disttest.outgoing import outgoing
 from disttest.reports.log_excerpts import Excerpt, LogFolder
 from disttest.reports.text import clean, size
@@ -216,7 +217,7 @@ def make_packet(words: Sequence[str], given: Mapping[str, Any]) -> str:
     run = read_run(results_dir)
     outcome = one_test(run, text)
     # Logs of a run without --mask still contain them.
-    outgoing.hide(environment().get("DISTTEST_MASK", "").splitlines())
+    outgoing.hide(secrets_in(environment()))
     packet = packet_of(outcome, run, history_of(outcome.test.nodeid, run, given["history"]))
     # Before the page and the issue shorten any text.
     packet = msgspec.convert(_scrubbed(msgspec.to_builtins(packet), scrub), Packet)

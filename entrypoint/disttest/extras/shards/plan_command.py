@@ -29,7 +29,7 @@ from disttest.options.environment import environment, remove_from_environment
 from disttest.options.flags import ListingCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.project_file import read_project_settings
-from disttest.options.registry import RUN_OPTIONS
+from disttest.options.registry import RUN_OPTIONS, SECRET_VARIABLES, secrets_in
 from disttest.options.run import RunOptions, by_command, filled, resolve_options
 from disttest.outgoing import outgoing
 from disttest.planning.backends import is_accelerator
@@ -73,9 +73,8 @@ def collect_for_plan(
         # This machine may have no GPU. Without this, it would collect worlds that no runner has.
         host = TargetHost(gpus=gpus or MOST_GPUS, device=options.device)
     # Shards look for the real names, which a child that hides values would not tell.
-    secret = [option.variable for option in RUN_OPTIONS if option.secret]
-    outgoing.hide(line for name in secret for line in environment().get(name, "").splitlines())
-    remove_from_environment(secret)
+    outgoing.hide(secrets_in(environment()))
+    remove_from_environment(SECRET_VARIABLES)
     with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
         given = filled(flags, Path(folder))
         collection = collect_tests(

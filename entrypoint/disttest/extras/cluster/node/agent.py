@@ -50,7 +50,7 @@ from disttest.host.oom import Shortage
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, signal_name
 from disttest.limits import TICK_S
 from disttest.options.environment import add_to_environment, environment
-from disttest.options.registry import RUN_OPTIONS
+from disttest.options.registry import RUN_OPTIONS, secrets_in
 from disttest.outgoing import outgoing
 from disttest.runtime.messages.protocol import Message
 
@@ -165,7 +165,7 @@ class Agent:
             self._enter(job.directory)
         job = _without_secrets(job)
         # A plugin may hide secrets; what this process reads of a run has masked names.
-        outgoing.hide(environment().get("DISTTEST_MASK", "").splitlines())
+        outgoing.hide(secrets_in(environment()))
         kind = LeaseWork if job.kind is JobKind.LEASE else PartitionWork
         return kind(job, assignment, folder)
 
