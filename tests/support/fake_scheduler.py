@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from disttest.extras.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting
+from disttest.extras.cluster.client.job_recorder import JobRecorder
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.extras.cluster.protocol.launcher import (
     Capacity,
@@ -24,8 +26,12 @@ from disttest.extras.cluster.protocol.wire import (
     LineWriter,
     NodeDone,
     ToNode,
+    Versions,
     decode_order,
 )
+from disttest.options.run import RunOptions
+from disttest.results.directory import Home
+from disttest.results.journal import Journal
 from disttest.runtime.messages.protocol import Message
 
 Answer = Callable[[int, ToNode], Sequence[Message]]
@@ -35,6 +41,24 @@ Answer = Callable[[int, ToNode], Sequence[Message]]
 def obedient(_node: int, order: ToNode) -> Sequence[Message]:
     """A node that does nothing, and ends when it is told to."""
     return (NodeDone(),) if isinstance(order, FinishJob | CancelJob) else ()
+
+
+VERSIONS = Versions(disttest="1", python="3", torch="2")
+"""Those of the client and of all nodes."""
+
+
+def setting_of(
+    job: JobSpec,
+    journal: Journal,
+    *,
+    options: RunOptions | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+    tell: Callable[[str], None] = lambda _line: None,
+) -> JobSetting:
+    """What a conductor needs for a job whose nodes have the digest ``d``; no line is shown by default."""
+    recorder = JobRecorder(journal, Home(path=str(journal.path.parent)), tell)
+    expected = ExpectedNode(versions=VERSIONS, digest="d")
+    return JobSetting(job, recorder, expected, JobLimits(), options or RunOptions(), clock)
 
 
 class FakeRun:

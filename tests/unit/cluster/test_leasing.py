@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from fake_scheduler import FakeScheduler
+from fake_scheduler import VERSIONS, FakeScheduler, setting_of
 
 from disttest.extras.cluster.client.cluster_session import _conclude
-from disttest.extras.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
+from disttest.extras.cluster.client.conductor import conduct
 from disttest.extras.cluster.client.job_recorder import JobRecorder
 from disttest.extras.cluster.client.leasing import LeaseConductor
 from disttest.extras.cluster.limits import GOODBYE_S, SCHEDULERS_WORD_S
@@ -25,10 +25,8 @@ from disttest.extras.cluster.protocol.wire import (
     NodeReady,
     TakeJob,
     ToNode,
-    Versions,
 )
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
-from disttest.options.run import RunOptions
 from disttest.outgoing import outgoing
 from disttest.plugins.masking.masker import Masker
 from disttest.results.directory import Home
@@ -38,7 +36,6 @@ from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.runtime.messages.protocol import Message
 
-VERSIONS = Versions(disttest="1", python="3", torch="2")
 ENDED_BY_SCHEDULER = NodeDone(reason="it was asked to end", by_scheduler=True)
 LOST = JobOutcome(state=JobState.NODE_LOST, reason="gone")
 
@@ -107,14 +104,13 @@ def leased(folder: Path, *events: Event, end: JobOutcome | None = None) -> tuple
         return [ready, *lines, *([] if end else [NodeDone()])]
 
     journal = Journal(folder / FILE_NAME)
-    recorder = JobRecorder(journal, Home(path=str(folder)), lambda _line: None)
+    setting = setting_of(JOB, journal)
     for test in JOB.tests:
-        recorder.event(TestCollected(at_s=0.0, test=test))
-    expected = ExpectedNode(versions=VERSIONS, digest="d")
-    conductor = LeaseConductor(JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: 0.0))
+        setting.recorder.event(TestCollected(at_s=0.0, test=test))
+    conductor = LeaseConductor(setting)
     conduct(FakeScheduler(answer, end=end).start(JOB), conductor, lambda: "")
     journal.close()
-    return fold(read_events(folder / FILE_NAME)), recorder
+    return fold(read_events(folder / FILE_NAME)), setting.recorder
 
 
 def attempts(run: RunResult, name: str) -> list[tuple[Outcome, str]]:
@@ -248,11 +244,10 @@ def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
     tmp_path: Path, done: NodeDone, state: JobState, words: str
 ) -> None:
     journal = Journal(tmp_path / FILE_NAME)
-    recorder = JobRecorder(journal, Home(path=str(tmp_path)), lambda _line: None)
+    setting = setting_of(JOB, journal)
     for test in JOB.tests:
-        recorder.event(TestCollected(at_s=0.0, test=test))
-    expected = ExpectedNode(versions=VERSIONS, digest="d")
-    conductor = LeaseConductor(JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: 0.0))
+        setting.recorder.event(TestCollected(at_s=0.0, test=test))
+    conductor = LeaseConductor(setting)
     conductor.receive(0, NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d"))
     conductor.receive(0, done)
     conductor.close(JobOutcome(state=state, reason="its minutes are over"))
@@ -274,10 +269,7 @@ def test_the_scheduler_has_longer_for_its_word_where_only_it_knows_why(
     tmp_path: Path, done: NodeDone, limit_s: float
 ) -> None:
     now_s = [0.0]
-    recorder = JobRecorder(Journal(tmp_path / FILE_NAME), Home(path=str(tmp_path)), lambda _line: None)
-    expected = ExpectedNode(versions=VERSIONS, digest="d")
-    setting = JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: now_s[0])
-    conductor = LeaseConductor(setting)
+    conductor = LeaseConductor(setting_of(JOB, Journal(tmp_path / FILE_NAME), clock=lambda: now_s[0]))
     conductor.receive(0, done)
     while now_s[0] < limit_s:
         now_s[0] += 1.0

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_scheduler import FakeScheduler
+from fake_scheduler import VERSIONS, FakeScheduler, setting_of
 
-from disttest.extras.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
-from disttest.extras.cluster.client.job_recorder import JobRecorder
+from disttest.extras.cluster.client.conductor import conduct
 from disttest.extras.cluster.client.spanning import SpanningConductor
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
@@ -34,18 +33,14 @@ from disttest.extras.cluster.protocol.wire import (
     StillHere,
     TakeJob,
     ToNode,
-    Versions,
 )
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.options.run import RunOptions
 from disttest.plugins.masking.masker import Masker
-from disttest.results.directory import Home
 from disttest.results.events import TestCollected, TestFinished
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.runtime.messages.protocol import Message
-
-VERSIONS = Versions(disttest="1", python="3", torch="2")
 
 
 def a_test(name: str) -> TestCase:
@@ -146,11 +141,10 @@ def run_of(
         return now_s[0]
 
     journal = Journal(folder / FILE_NAME)
-    recorder = JobRecorder(journal, Home(path=str(folder)), tell)
+    setting = setting_of(JOB, journal, options=options, clock=clock, tell=tell)
     for test in JOB.tests:
-        recorder.event(TestCollected(at_s=0.0, test=test))
-    expected = ExpectedNode(versions=VERSIONS, digest="d")
-    conductor = SpanningConductor(JobSetting(JOB, recorder, expected, JobLimits(), options, clock))
+        setting.recorder.event(TestCollected(at_s=0.0, test=test))
+    conductor = SpanningConductor(setting)
     conduct(FakeScheduler(node, end=end).start(JOB), conductor, lambda: "")
     journal.close()
     return fold(read_events(folder / FILE_NAME))
@@ -269,10 +263,7 @@ def test_the_time_in_which_the_client_was_stopped_does_not_count_for_its_nodes(
     tmp_path: Path, ended: bool, reason: str
 ) -> None:
     now_s = [0.0]
-    recorder = JobRecorder(Journal(tmp_path / FILE_NAME), Home(path=str(tmp_path)), lambda _line: None)
-    expected = ExpectedNode(versions=VERSIONS, digest="d")
-    setting = JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: now_s[0])
-    conductor = SpanningConductor(setting)
+    conductor = SpanningConductor(setting_of(JOB, Journal(tmp_path / FILE_NAME), clock=lambda: now_s[0]))
     for node in (0, 1):
         conductor.receive(node, NodeReady(host=f"n{node}", at_s=0.0, versions=VERSIONS, digest="d"))
     if ended:
