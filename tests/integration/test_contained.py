@@ -385,7 +385,7 @@ def test_the_workers_of_torchs_compiler_live_on_and_are_no_leftovers(lab):
 
 
 def test_after_a_failure_the_fixtures_of_the_file_have_time_to_tear_down(lab: Lab) -> None:
-    """They were killed after a second, and the next test met what they had left."""
+    """They had one second, and the next test found the lock that they could not remove."""
     lab.write(
         test_service="""
         import pathlib, time

@@ -1,4 +1,4 @@
-"""A service that a conftest starts, such as a database: what it forks later is no leftover of a world."""
+"""A service that a conftest starts, such as a database: the processes that it forks later survive the worlds."""
 
 from __future__ import annotations
 

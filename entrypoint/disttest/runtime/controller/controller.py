@@ -406,7 +406,7 @@ def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[
         "disttest_worlds_begin", str, items=items, config=session.config
     ):
         run.recorder.noted(message)
-    # Before the fork server starts. What a server of a conftest forks later, for each client, is no leftover of a world.
+    # Before the fork server starts: a server that a conftest started may fork for each client, and those forks live on.
     services = tuple(children_of())
     making = fork_sources(
         session,

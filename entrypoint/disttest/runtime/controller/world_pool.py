@@ -163,7 +163,7 @@ class WorldPool:
     @contextlib.contextmanager
     def adopting_orphans(self) -> Iterator[None]:
         """Adopt the processes that worlds leave behind, and let none of them outlive this context."""
-        # The fork server is no leftover of a world, but what is below it may be.
+        # The fork server lives on. Its descendants may be leftovers of a world.
         self._spared = children_of()
         adopt_orphans()
         # Look them up once, for all worlds.
